@@ -1,0 +1,141 @@
+"""What a defense is: settings, and hooks around local training that are the identity unless overridden."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from fl_app.local import Step, Tensors
+from fl_app.spec import Checked, SpecError
+
+
+@dataclass
+class Memory:
+    """What a defense remembers between rounds (`state`) and draws from (`rng`); it never leaves the client."""
+
+    state: Tensors
+    rng: torch.Generator
+
+    @classmethod
+    def fresh(cls, seed: int) -> "Memory":
+        """An empty memory with its own generator."""
+        return cls({}, torch.Generator().manual_seed(seed))
+
+    def part(self, name: str) -> "Memory":
+        """A view for one part of a chain: its own names, the same generator."""
+        prefix = f"{name}/"
+        own = {key.removeprefix(prefix): value for key, value in self.state.items() if key.startswith(prefix)}
+        return Memory(own, self.rng)
+
+    def keep(self, name: str, part: "Memory") -> None:
+        """Take back what a part remembers."""
+        prefix = f"{name}/"
+        for key in [key for key in self.state if key.startswith(prefix)]:
+            del self.state[key]
+        self.state.update({prefix + key: value for key, value in part.state.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defense(Checked):
+    """A transform of what a client learns from or sends; no hook may change its inputs in place."""
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """The model that the client trains, e.g. with noise on a latent."""
+        return model
+
+    def on_batch(self, step: Step, memory: Memory) -> Step:
+        """Transform the data."""
+        return step
+
+    def gradient(self, step: Step, memory: Memory) -> Tensors:
+        """Take the gradient."""
+        return step.gradient()
+
+    def on_gradient(self, grads: Tensors, step: Step, memory: Memory) -> Tensors:
+        """Transform the gradient of one step."""
+        return grads
+
+    def on_update(self, update: Tensors, memory: Memory) -> Tensors:
+        """Transform the update after all local steps."""
+        return update
+
+    @final
+    def protect(self, step: Step, memory: Memory) -> Tensors:
+        """The protected gradient of one step."""
+        step = self.on_batch(step, memory)
+        return self.on_gradient(self.gradient(step, memory), step, memory)
+
+    @final
+    def backward(self, model: nn.Module, x: Tensor, y: Tensor, memory: Memory | None = None) -> None:
+        """Fill `.grad` with the protected gradient: stands in for `loss.backward()` in any training loop.
+
+        Without a memory the draws are seeded by the operating system and nothing is remembered between calls.
+        """
+        memory = memory or Memory.fresh(secrets.randbits(63))
+        params = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        grads = self.protect(Step({k: v.detach() for k, v in params.items()}, self.wrap_model(model), x, y), memory)
+        for name, value in params.items():
+            value.grad = grads[name].detach().clone() if value.grad is None else value.grad + grads[name].detach()
+
+
+def overrides(defense: Defense, hook: str) -> bool:
+    """Whether a defense changes a hook."""
+    if isinstance(defense, Chain):
+        return any(overrides(part, hook) for part in defense.parts)
+    return getattr(type(defense), hook) is not getattr(Defense, hook)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain(Defense):
+    """Several defenses, applied in order."""
+
+    parts: Sequence[Defense] = field(default=())
+
+    def __post_init__(self) -> None:
+        takers = [type(part).__name__ for part in self.parts if overrides(part, "gradient")]
+        if len(takers) > 1:
+            raise SpecError(
+                f"{' and '.join(takers)} each define how the gradient is taken, so they cannot be chained; keep one of them"
+            )
+
+    def _each(self, memory: Memory) -> list[tuple[str, Defense, Memory]]:
+        return [(str(i), part, memory.part(str(i))) for i, part in enumerate(self.parts)]
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """Wrap by the first part first."""
+        for part in self.parts:
+            model = part.wrap_model(model)
+        return model
+
+    def on_batch(self, step: Step, memory: Memory) -> Step:
+        """Pass the data through each part."""
+        for name, part, own in self._each(memory):
+            step = part.on_batch(step, own)
+            memory.keep(name, own)
+        return step
+
+    def gradient(self, step: Step, memory: Memory) -> Tensors:
+        """Let the one part that defines the gradient take it."""
+        for name, part, own in self._each(memory):
+            if overrides(part, "gradient"):
+                grads = part.gradient(step, own)
+                memory.keep(name, own)
+                return grads
+        return step.gradient()
+
+    def on_gradient(self, grads: Tensors, step: Step, memory: Memory) -> Tensors:
+        """Pass the gradient through each part."""
+        for name, part, own in self._each(memory):
+            grads = part.on_gradient(grads, step, own)
+            memory.keep(name, own)
+        return grads
+
+    def on_update(self, update: Tensors, memory: Memory) -> Tensors:
+        """Pass the update through each part."""
+        for name, part, own in self._each(memory):
+            update = part.on_update(update, own)
+            memory.keep(name, own)
+        return update

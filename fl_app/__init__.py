@@ -1,0 +1,1 @@
+"""The Flower app and what both sides of it need."""

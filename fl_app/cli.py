@@ -1,0 +1,196 @@
+"""`thorns`: run experiments, list what there is, fetch data."""
+
+import logging
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+# Heavy modules are imported inside the commands, so that --help answers at once.
+
+app = typer.Typer(
+    name="thorns",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="How much of a client's data can a federated server rebuild, and what does a defense cost?",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and see where they are.")
+app.add_typer(data_app, name="data")
+console = Console()
+errors = Console(stderr=True)
+
+
+class Engine(StrEnum):
+    """Where clients run."""
+
+    inline = "inline"
+    ray = "ray"
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    defenses = "defenses"
+    models = "models"
+    datasets = "datasets"
+    partitions = "partitions"
+    optimizers = "optimizers"
+    engines = "engines"
+    settings = "settings"
+
+
+@app.command()
+def run(
+    setting: Annotated[list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Change a setting.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Settings from a TOML file; -c comes on top.")] = None,
+    engine: Annotated[Engine, typer.Option(help="Where the clients run.")] = Engine.inline,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory.")] = None,
+) -> None:
+    """Run an experiment, or go on with one that was stopped."""
+    from fl_app.config import ConfigError, Experiment, from_run_config, parse_assignment, read_toml
+    from fl_app.runs import RunDir, new_path
+
+    changes = dict(parse_assignment(text) for text in setting or [])
+    if resume is not None:
+        if config is not None:
+            raise ConfigError("--resume takes the settings of the run; leave out --config")
+        base: dict[str, Any] = RunDir.open(resume).experiment().run_config()
+        fixed = [key for key in changes if key not in ("rounds", "eval-every")]
+        if fixed:
+            raise ConfigError(
+                f"a resumed run keeps its settings; only rounds and eval-every can change, not {', '.join(fixed)}"
+            )
+        experiment = from_run_config({**base, **changes, "run-dir": str(resume.resolve())})
+    else:
+        base = read_toml(config) if config else Experiment().run_config()
+        experiment = from_run_config({**base, **changes})
+        path = Path(experiment.run_dir) if experiment.run_dir else new_path(experiment, Path("runs"))
+        experiment = experiment.changed(run_dir=str(path.resolve()))
+    _run(experiment, engine.value, resume=resume is not None)
+
+
+def _run(experiment: Any, engine: str, *, resume: bool) -> None:
+    from fl_app import engines
+    from fl_app.progress import ProgressBar
+
+    with ProgressBar(console, engine) as watcher:
+        finished = engines.run(experiment, engine, watcher, resume=resume)
+    scored = [line for line in finished.metrics() if "accuracy" in line]
+    shown = os.path.relpath(finished.path)
+    if watcher.interrupted:
+        console.print(f"Stopped after round {watcher.round}. Go on with: [bold]thorns run --resume {shown}[/bold]")
+        raise typer.Exit(130)
+    if scored:
+        last = scored[-1]
+        console.print(
+            f"Round {last['round']}: accuracy [bold]{last['accuracy']:.4f}[/bold], macro F1 {last['macro_f1']:.4f}, "
+            f"loss {last['loss']:.4f}"
+        )
+    console.print(f"Results: [bold]{shown}[/bold]", soft_wrap=True)
+
+
+@app.command("list")
+def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+    """List what a setting can be, with its own settings and their defaults."""
+    import client_defenses
+    from fl_app import engines, models, spec
+    from fl_app.config import Experiment
+    from fl_app.data import DATASETS
+    from fl_app.data.partitions import PARTITIONS
+    from strategies.optimizers import OPTIMIZERS
+
+    table = Table("name", "settings", "what it is", box=None, header_style="bold")
+    registries: dict[Kind, Any] = {
+        Kind.defenses: client_defenses.DEFENSES,
+        Kind.models: models.MODELS,
+        Kind.datasets: DATASETS,
+        Kind.partitions: PARTITIONS,
+        Kind.optimizers: OPTIMIZERS,
+    }
+    if kind in registries:
+        for name, factory in registries[kind].items():
+            table.add_row(name, *spec.describe(factory))
+    elif kind is Kind.engines:
+        for name, text in engines.ENGINES.items():
+            table.add_row(name, "", text)
+    else:
+        for name, value in Experiment().run_config().items():
+            table.add_row(name, repr(value), Experiment.model_fields[name.replace("-", "_")].description)
+    console.print(table)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets and which of them are on this machine."""
+    from fl_app import data, spec
+
+    table = Table("name", "here", "what it is", box=None, header_style="bold")
+    for name, factory in data.DATASETS.items():
+        needed = any(setting.required for setting in spec.settings_of(factory).values())
+        here = "-" if needed else ("yes" if data.cached_file(data.recipe_of(name)).exists() else "no")
+        table.add_row(name, here, spec.describe(factory)[1])
+    console.print(table)
+    console.print(f"Kept in {data.cache_dir()} (set THORNS_DATA to change it)", soft_wrap=True)
+
+
+@data_app.command("get")
+def data_get(names: Annotated[list[str], typer.Argument(help="Data sets, e.g. mnist or \"medmnist(kind='blood')\".")]) -> None:
+    """Fetch data sets from the first source that has them, and check them."""
+    from fl_app import data
+
+    for recipe in [data.recipe_of(name) for name in names]:
+        with console.status(f"{recipe.key} ..."):
+            path = data.fetch(recipe)
+        console.print(f"{recipe.key}: {path}", soft_wrap=True)
+
+
+@data_app.command("path")
+def data_path(name: Annotated[str, typer.Argument(help="A data set.")]) -> None:
+    """Say where a data set is kept, and where to put its files by hand."""
+    from fl_app import data
+
+    recipe = data.recipe_of(name)
+    path = data.cached_file(recipe)
+    console.print(str(path), soft_wrap=True)
+    if not path.exists():
+        errors.print(f"not there yet; files put into {data.cache_dir() / 'raw' / recipe.key} are used first", soft_wrap=True)
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and every log line.")] = False,
+) -> None:
+    """Set up the log."""
+    level = logging.DEBUG if debug else logging.INFO
+    handler = RichHandler(console=errors, show_path=False, show_time=False, show_level=False, markup=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler], force=True)
+    logging.getLogger("thorns").setLevel(level)
+    os.environ["THORNS_DEBUG"] = "1" if debug else ""
+
+
+def main() -> None:
+    """Entry point: an error that a person can act on is one message and exit code 2, never a traceback."""
+    try:
+        app()
+    except (ValueError, RuntimeError, OSError) as error:
+        if os.environ.get("THORNS_DEBUG"):
+            raise
+        cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ else error
+        errors.print(f"[bold red]error:[/bold red] {_plain(cause)}", soft_wrap=True, highlight=False)
+        raise SystemExit(2) from None
+
+
+def _plain(error: BaseException) -> str:
+    from rich.markup import escape
+
+    return escape(str(error) or type(error).__name__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The Flower client: data -> defense -> local update -> reply."""
+
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from client_defenses import Memory
+from fl_app.assets import Assets, assets_of, use_threads
+from fl_app.config import Experiment, from_run_config
+from fl_app.local import Step, Tensors, local_update
+from fl_app.runs import RunDir
+from fl_app.seeds import derive
+from fl_app.wire import to_record, to_tensors
+from strategies.fedsgd import rule_to_config
+
+app = ClientApp()
+MEMORY = "defense-memory"
+
+
+def client_of(context: Context) -> int:
+    """Which client this node is."""
+    number = context.node_config.get("partition-id")
+    if not isinstance(number, int):
+        raise ValueError("this node has no partition-id: start it with --node-config 'partition-id=0 num-partitions=10'")
+    return number
+
+
+def check_request(config: ConfigRecord, experiment: Experiment) -> int:
+    """The round that is asked for; a server that asks for another rule than the one agreed on is refused."""
+    server_round = config.get("server-round")
+    if not isinstance(server_round, int) or server_round < 1:
+        raise ValueError(f"the request names no valid round: {server_round!r}")
+    for key, agreed in rule_to_config(experiment.rule, server_round).items():
+        if config.get(key) != agreed:
+            raise ValueError(f"the server asks for {key}={config.get(key)!r}, but {agreed!r} was agreed on")
+    return server_round
+
+
+def recall(context: Context, config: ConfigRecord, experiment: Experiment, client: int, server_round: int) -> Memory:
+    """What the defense of this client remembers, and its generator for this round."""
+    state: Tensors = {}
+    record = context.state.get(MEMORY)
+    if isinstance(record, ArrayRecord):
+        state = to_tensors(record)
+    elif isinstance(done := config.get("resumed-from"), int) and done > 0:
+        state = RunDir.open(Path(experiment.run_dir)).load_memory(done, client)
+    memory = Memory.fresh(derive(experiment.seed, "defense", client, server_round))
+    memory.state = state
+    return memory
+
+
+def defended_update(assets: Assets, params: Tensors, client: int, server_round: int, memory: Memory) -> tuple[Tensors, int]:
+    """(the update that a client sends in a round, how many examples are in it)."""
+    defense = assets.defense
+    x, y = assets.batch(client, server_round)
+
+    def gradient(step: Step) -> Tensors:
+        return defense.protect(step, memory)
+
+    update = local_update(assets.client_model, params, x, y, assets.experiment.rule, gradient)
+    return defense.on_update(update, memory), len(y)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Answer a round with a protected update and nothing else: no loss, no label counts."""
+    experiment = from_run_config(context.run_config)
+    client = client_of(context)
+    config = message.content.config_records["config"]
+    server_round = check_request(config, experiment)
+    use_threads(experiment.threads)
+    assets = assets_of(experiment)
+    memory = recall(context, config, experiment, client, server_round)
+    params = {name: value.to(assets.device) for name, value in to_tensors(message.content.array_records["arrays"]).items()}
+    update, number = defended_update(assets, params, client, server_round, memory)
+    if memory.state or MEMORY in context.state:
+        context.state[MEMORY] = to_record(memory.state)
+    reply = RecordDict({"arrays": to_record(update), "metrics": MetricRecord({"num-examples": number})})
+    return Message(reply, reply_to=message)
+
+
+@app.query("identify")
+def identify(message: Message, context: Context) -> Message:
+    """Say which client this is, so that results do not depend on Flower's random node ids."""
+    identity = ConfigRecord({"client": client_of(context), "clients": int(context.node_config.get("num-partitions", 0))})
+    return Message(RecordDict({"identity": identity}), reply_to=message)
+
+
+@app.query("save")
+def save(message: Message, context: Context) -> Message:
+    """Keep the defense's memory on this client's own disk, so that a run can be resumed."""
+    experiment = from_run_config(context.run_config)
+    record = context.state.get(MEMORY)
+    if isinstance(record, ArrayRecord):
+        server_round = message.content.config_records["config"]["server-round"]
+        assert isinstance(server_round, int)
+        # Only into a run directory that is there: a path that a server makes up creates nothing.
+        RunDir.open(Path(experiment.run_dir)).save_memory(server_round, client_of(context), to_tensors(record))
+    return Message(RecordDict(), reply_to=message)

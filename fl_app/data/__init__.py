@@ -1,0 +1,129 @@
+"""Data sets: one file a family, all of them listed here; fetched once, checked, and kept in a cache."""
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from fl_app import spec
+from fl_app.data.base import Arrays, DataError, Dataset, Examples, Recipe, statistics
+from fl_app.data.cifar import cifar10, cifar100
+from fl_app.data.folders import imagefolder, lfw, tiny_imagenet
+from fl_app.data.medmnist import medmnist
+from fl_app.data.mnist import fashion_mnist, mnist
+from fl_app.data.sources import SourceError
+from fl_app.data.svhn import svhn
+
+log = logging.getLogger("thorns")
+
+DATASETS: dict[str, Callable[..., Recipe]] = {
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "fashion_mnist": fashion_mnist,
+    "imagefolder": imagefolder,
+    "lfw": lfw,
+    "medmnist": medmnist,
+    "mnist": mnist,
+    "svhn": svhn,
+    "tiny_imagenet": tiny_imagenet,
+}
+
+
+def cache_dir() -> Path:
+    """THORNS_DATA, or `thorns` in the user's cache directory."""
+    chosen = os.environ.get("THORNS_DATA")
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(chosen) if chosen else Path(base or Path.home() / ".cache") / "thorns"
+
+
+def recipe_of(text: str) -> Recipe:
+    """The recipe of a data set spec such as "mnist" or "medmnist(kind='blood')"."""
+    return spec.build_one("data set", text, DATASETS)
+
+
+def cached_file(recipe: Recipe) -> Path:
+    """Where the arrays of a recipe are kept."""
+    return cache_dir() / f"{recipe.key}.safetensors"
+
+
+def digest_of(arrays: Arrays) -> str:
+    """A checksum of what the arrays hold, independent of the source and its file format."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(arrays):
+        digest.update(f"{name}{tuple(arrays[name].shape)}".encode())
+        digest.update(arrays[name].contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _read_checked(recipe: Recipe, folder: Path) -> Arrays:
+    arrays = recipe.read(folder)
+    if recipe.digest is not None and (found := digest_of(arrays)) != recipe.digest:
+        raise ValueError(f"the content has the checksum {found}, not {recipe.digest}")
+    return {name: tensor.contiguous() for name, tensor in arrays.items()}
+
+
+def fetch(recipe: Recipe) -> Path:
+    """Bring a data set into the cache unless it is there, and return its file.
+
+    Files put by hand into `<cache>/raw/<name>` come first, then each source in turn; the write is one atomic rename.
+    """
+    target = cached_file(recipe)
+    if target.exists():
+        return target
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    by_hand = cache_dir() / "raw" / recipe.key
+    reasons = []
+    for source in (None, *recipe.sources):
+        if source is None and not by_hand.is_dir() and recipe.sources:
+            continue
+        name = source.name if source else f"files in {by_hand}"
+        with tempfile.TemporaryDirectory(dir=cache_dir(), prefix="fetch-") as scratch:
+            raw = Path(scratch) / "raw"
+            raw.mkdir()
+            try:
+                if source is not None:
+                    source.fetch(raw)
+                arrays = _read_checked(recipe, raw if source else by_hand)
+            except (SourceError, DataError, ValueError, OSError, KeyError) as error:
+                reasons.append(f"{name}: {error}")
+                log.info("%s is not to be had from the %s", recipe.key, reasons[-1])
+                continue
+            part = Path(scratch) / "arrays"
+            mean, std = statistics(arrays["train_x"])
+            save_file(arrays, part, metadata={"source": name, "mean": json.dumps(mean), "std": json.dumps(std)})
+            part.replace(target)
+        log.info("%s: served by the %s, kept in %s", recipe.key, name, target)
+        return target
+    tried = "\n".join(f"  - {reason}" for reason in reasons)
+    advice = f"Put its files into {by_hand} and try again." if recipe.sources else "Check the path."
+    raise DataError(f"the data set '{recipe.key}' cannot be had here. Tried:\n{tried}\n{advice}")
+
+
+def _load_checked(path: Path) -> tuple[Arrays, dict[str, str]]:
+    try:
+        with safe_open(path, "pt") as stored:
+            return load_file(path), dict(stored.metadata())
+    except (SafetensorError, OSError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({error}); delete it, and it will be fetched again") from error
+
+
+@lru_cache(maxsize=4)
+def load(text: str) -> Dataset:
+    """The data set of a spec, fetched if needed; one copy a process."""
+    recipe = recipe_of(text)
+    arrays, notes = _load_checked(fetch(recipe))
+    train, test = (Examples(arrays[f"{split}_x"], arrays[f"{split}_y"]) for split in ("train", "test"))
+    validation = Examples(arrays["val_x"], arrays["val_y"]) if "val_x" in arrays else None
+    mean, std = (tuple(json.loads(notes[key])) for key in ("mean", "std"))
+    classes = recipe.num_classes or int(train.y.max()) + 1
+    return Dataset(recipe.key, train, test, classes, mean, std, validation)
+
+
+__all__ = ["DATASETS", "DataError", "Dataset", "Examples", "cache_dir", "cached_file", "fetch", "load", "recipe_of"]

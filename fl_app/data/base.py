@@ -1,0 +1,75 @@
+"""What a data set is in memory: uint8 images and classes, once a process."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fl_app.data.sources import Source
+
+Arrays = dict[str, Tensor]
+"""train_x, test_x: uint8 (n, channels, height, width); train_y, test_y: int64 (n,); val_x, val_y where published."""
+
+
+class DataError(ValueError):
+    """Data that cannot be had or used; the message says what was tried and what to do."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images x: uint8 (n, channels, height, width), classes y: int64 (n,)."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def at(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """The examples at these positions, with x as float32 in [0, 1]."""
+        return self.x[positions].float().div_(255), self.y[positions]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set with its published split, and the statistics of its training images by channel."""
+
+    name: str
+    train: Examples
+    test: Examples
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    validation: Examples | None = None
+    """Only where the data set publishes one."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(channels, height, width)."""
+        return tuple(self.train.x.shape[1:])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one data set comes to this machine: where from, how its files are read, and how to know it is right."""
+
+    key: str
+    read: Callable[[Path], Arrays]
+    num_classes: int
+    sources: tuple[Source, ...] = ()
+    digest: str | None = None
+    """`digest_of` the arrays, whatever source they came from; None where the sources carry checksums of their own."""
+
+
+def statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(mean, std) by channel of uint8 images, in [0, 1], exactly: from the histogram of the 256 values."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    means, stds = [], []
+    for channel in x.unbind(1):
+        share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
+        mean = (share * values).sum()
+        means.append(round(mean.item(), 4))
+        stds.append(max(round((share * (values - mean) ** 2).sum().sqrt().item(), 4), 1e-3))
+    return tuple(means), tuple(stds)

@@ -1,0 +1,120 @@
+"""Data sets that are folders of image files: any ImageFolder, LFW, Tiny-ImageNet."""
+
+import hashlib
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from fl_app.data.base import Arrays, DataError, Recipe
+from fl_app.data.files import find, read_image
+from fl_app.data.sources import Official
+from fl_app.seeds import generator
+
+IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"}
+Labelled = list[tuple[Path, int]]
+Side = Annotated[int, Field(ge=8, le=1024)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+def images_in(folder: Path) -> list[Path]:
+    """The image files below a folder, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES)
+
+
+def classes_of(folder: Path) -> list[str]:
+    """The sub-folders that hold images: one a class."""
+    found = sorted(path.name for path in folder.iterdir() if path.is_dir() and images_in(path)) if folder.is_dir() else []
+    if len(found) < 2:
+        raise DataError(f"{folder} must have a folder of images for each of at least two classes")
+    return found
+
+
+def labelled(folder: Path, classes: list[str]) -> Labelled:
+    """Every image of every class folder with its class."""
+    return [(path, label) for label, name in enumerate(classes) for path in images_in(folder / name)]
+
+
+def hold_out(examples: Labelled, share: float) -> tuple[Labelled, Labelled]:
+    """Split off a share for testing, the same on every machine."""
+    order = torch.randperm(len(examples), generator=generator(0, "hold-out")).tolist()
+    cut = max(1, round(share * len(examples)))
+    return [examples[i] for i in sorted(order[cut:])], [examples[i] for i in sorted(order[:cut])]
+
+
+def decode(train: Labelled, test: Labelled, size: int | None, mode: str = "RGB") -> Arrays:
+    """Read the image files of both splits."""
+    arrays = {}
+    for split, examples in (("train", train), ("test", test)):
+        arrays[f"{split}_x"] = torch.stack([read_image(path, size, mode) for path, _ in examples])
+        arrays[f"{split}_y"] = torch.tensor([label for _, label in examples])
+    return arrays
+
+
+def read_imagefolder(folder: Path, size: int, test_share: float, mode: str = "RGB") -> Arrays:
+    """`class/*.png`, or `train/class/*.png` beside `test/class/*.png` (or `val/`)."""
+    if (folder / "train").is_dir():
+        held = next((folder / name for name in ("test", "val", "valid") if (folder / name).is_dir()), None)
+        if held is None:
+            raise DataError(f"{folder} has a train folder but neither test, val nor valid")
+        classes = classes_of(folder / "train")
+        return decode(labelled(folder / "train", classes), labelled(held, classes), size, mode)
+    train, test = hold_out(labelled(folder, classes_of(folder)), test_share)
+    return decode(train, test, size, mode)
+
+
+def read_lfw(folder: Path, size: int, min_images: int, test_share: float) -> Arrays:
+    """`<Person>/<Person>_0001.jpg`; people with too few images are left out."""
+    root = next((path for path in folder.rglob("lfw*funneled") if path.is_dir()), folder)
+    people = [name for name in classes_of(root) if len(images_in(root / name)) >= min_images]
+    if len(people) < 2:
+        raise DataError(f"fewer than two people in {root} have {min_images} images; lower min_images")
+    train, test = hold_out(labelled(root, people), test_share)
+    return decode(train, test, size)
+
+
+def read_tiny_imagenet(folder: Path) -> Arrays:
+    """`train/<class>/images/*.JPEG`, and `val/images` whose classes are in `val/val_annotations.txt`."""
+    notes = find(folder, "val_annotations.txt")
+    root = notes.parent.parent
+    classes = classes_of(root / "train")
+    label_of = {name: label for label, name in enumerate(classes)}
+    rows = [line.split("\t") for line in notes.read_text().splitlines() if line.strip()]
+    val = [(notes.parent / "images" / row[0], label_of[row[1]]) for row in rows]
+    return decode(labelled(root / "train", classes), val, None)
+
+
+def imagefolder(*, path: str, size: Side = 32, grey: bool = False, test_share: Share = 0.2) -> Recipe:
+    """Any folder of class folders (NIH chest X-ray comes that way); images are scaled and cropped to size x size."""
+    root = Path(path).expanduser().resolve()
+    classes = classes_of(root / "train" if (root / "train").is_dir() else root)
+    # The cache must not outlive a change of the folder: names, sizes and times are part of its key.
+    listing = "\n".join(f"{p}:{(s := p.stat()).st_size}:{s.st_mtime_ns}" for p in images_in(root))
+    key = hashlib.sha256(f"{listing}:{size}:{grey}:{test_share}".encode()).hexdigest()[:16]
+    return Recipe(
+        key=f"imagefolder-{key}",
+        read=lambda _: read_imagefolder(root, size, test_share, "L" if grey else "RGB"),
+        num_classes=len(classes),
+    )
+
+
+def lfw(*, size: Side = 32, min_images: Annotated[int, Field(ge=2)] = 20, test_share: Share = 0.2) -> Recipe:
+    """Labeled Faces in the Wild, funneled: the people with at least min_images photos."""
+    return Recipe(
+        key=f"lfw-{size}-{min_images}-{test_share}",
+        read=partial(read_lfw, size=size, min_images=min_images, test_share=test_share),
+        num_classes=0,  # as many as there are people
+        sources=(Official((("http://vis-www.cs.umass.edu/lfw/lfw-funneled.tgz", "1b42dfed7d15c9b2dd63d5e5840c86ad"),)),),
+    )
+
+
+def tiny_imagenet() -> Recipe:
+    """Tiny-ImageNet: 100,000 + 10,000 photos in 200 classes, 64 x 64, colour."""
+    return Recipe(
+        key="tiny_imagenet",
+        read=read_tiny_imagenet,
+        num_classes=200,
+        sources=(Official((("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),)),),
+    )

@@ -1,0 +1,43 @@
+"""Train, validation and test parts: as published, or by shares of everything."""
+
+from typing import NamedTuple
+
+import torch
+
+from fl_app.data.base import DataError, Dataset, Examples
+from fl_app.seeds import generator
+
+
+class Splits(NamedTuple):
+    """The three parts; validation may be empty."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
+
+
+def shares_of(text: str) -> tuple[float, float, float] | None:
+    """`"70/15/15"` -> its shares; "official" -> None."""
+    if text == "official":
+        return None
+    try:
+        train, validation, test = (float(part) for part in text.split("/"))
+    except ValueError:
+        raise DataError(f"split must be 'official' or train/validation/test such as '70/15/15', not '{text}'") from None
+    total = train + validation + test
+    if min(train, test) <= 0 or validation < 0 or total <= 0:
+        raise DataError(f"the split '{text}' must leave something for training and for testing")
+    return train / total, validation / total, test / total
+
+
+def split(dataset: Dataset, text: str, seed: int) -> Splits:
+    """Split a data set; shares are drawn from all its examples pooled, by the seed."""
+    parts = [dataset.train, dataset.test, *([dataset.validation] if dataset.validation else [])]
+    shares = shares_of(text)
+    if shares is None:
+        empty = Examples(dataset.train.x[:0], dataset.train.y[:0])
+        return Splits(dataset.train, dataset.validation or empty, dataset.test)
+    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+    order = torch.randperm(len(y), generator=generator(seed, "split"))
+    cuts = [round(shares[0] * len(y)), round((shares[0] + shares[1]) * len(y))]
+    return Splits(*(Examples(x[chosen], y[chosen]) for chosen in order.tensor_split(cuts)))

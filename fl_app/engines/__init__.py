@@ -1,0 +1,42 @@
+"""Engines: where the clients of a run live. The same experiment gives the same weights on each."""
+
+import logging
+
+from flwr.app import Context, RecordDict
+from flwr.serverapp import Grid
+
+from fl_app.config import Experiment
+from fl_app.runs import RunDir
+from fl_app.watcher import Watcher
+
+ENGINES = {
+    "inline": "in this process, one client after the other: the fastest for small models",
+    "ray": "Flower's simulation: clients in parallel in Ray actors",
+}
+
+
+def run(experiment: Experiment, engine: str, watcher: Watcher, *, resume: bool = False) -> RunDir:
+    """Run an experiment on an engine; `resume` goes on with the run in its run directory."""
+    from fl_app.server_app import serve
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    config = experiment.run_config()
+    finished: list[RunDir] = []
+
+    def main(grid: Grid, context: Context) -> None:
+        finished.append(serve(grid, context, watcher, resume=resume))
+
+    if engine == "ray":
+        from fl_app.engines.ray import run_ray
+
+        run_ray(experiment.clients, config, main)
+    else:
+        from fl_app.client_app import app
+        from fl_app.engines.inline import InlineGrid
+
+        grid = InlineGrid(app, experiment.clients, config)
+        main(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
+    return finished[0]
+
+
+__all__ = ["ENGINES", "run"]

@@ -1,0 +1,61 @@
+"""The Ray engine: Flower's own simulation, started in this process so that the command line can follow it."""
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from flwr.app import Context, RecordDict
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation.run_simulation import _run_simulation
+from flwr.supercore.constant import NOOP_FEDERATION_ID
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supercore.telemetry import EventType
+
+from fl_app.config import Value, toml_value
+
+APP = """[project]
+name = "thorns"
+version = "0"
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "thorns"
+[tool.flwr.app.components]
+serverapp = "fl_app.server_app:app"
+clientapp = "fl_app.client_app:app"
+[tool.flwr.app.config]
+"""
+
+
+def run_ray(clients: int, run_config: dict[str, Value], main: Callable[[Grid, Context], None], client_cpus: float = 1) -> None:
+    """Simulate the clients in Ray actors, one for each `client_cpus` cores, and run `main` as the server."""
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    server = ServerApp()
+    server.main()(main)
+    run = Run.create_empty(run_id=1)
+    run.primary_task_id, run.federation_id = 1, NOOP_FEDERATION_ID
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SUPERLINK_NODE_ID
+    context = Context(run_id=1, node_id=SUPERLINK_NODE_ID, node_config={}, state=RecordDict(), run_config=run_config)
+    with tempfile.TemporaryDirectory(prefix="thorns-") as folder:
+        # Flower gives clients the config of an app directory: this one holds nothing else.
+        lines = [f"{key} = {toml_value(value)}" for key, value in run_config.items()]
+        (Path(folder) / "pyproject.toml").write_text(APP + "\n".join(lines) + "\n", encoding="utf-8")
+        # Not `run_simulation`: it is deprecated and takes no run config. flwr is pinned to the series that has this one.
+        _run_simulation(
+            num_supernodes=clients,
+            exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
+            server_app=server,
+            client_app_attr="fl_app.client_app:app",
+            server_app_context=context,
+            app_dir=folder,
+            is_app=True,
+            run=run,
+            backend_config={
+                "client_resources": {"num_cpus": client_cpus, "num_gpus": 0.0},
+                "init_args": {"logging_level": logging.ERROR, "log_to_driver": False},
+            },
+        )

@@ -1,0 +1,107 @@
+"""The one rule by which a client turns examples into an update.
+
+The client runs it and the attack differentiates through it, so the two cannot drift apart. This file imports
+nothing else of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+Tensors = dict[str, Tensor]
+"""Parameter name -> tensor; the only container of weights and updates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRule:
+    """The public protocol of a round: a FedSGD gradient, or the weight change of several local SGD steps."""
+
+    kind: Literal["gradient", "delta"] = "gradient"
+    batch_size: int = 8
+    steps: int = 1
+    lr: float = 1.0
+    examples: int = 0
+    """Distinct examples used in a round; 0 means batch_size * steps, fewer means that the steps go over them again."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("gradient", "delta"):
+            raise ValueError(f"the update kind must be 'gradient' or 'delta', not {self.kind!r}")
+        if self.batch_size < 1 or self.steps < 1 or self.examples < 0:
+            raise ValueError("batch_size and steps must be at least 1, examples at least 0")
+        if self.kind == "gradient" and (self.steps, self.examples) != (1, 0):
+            raise ValueError("a gradient update has exactly one step on one batch; use kind 'delta' for local steps")
+        if self.kind == "delta" and self.lr <= 0:
+            raise ValueError(f"the local learning rate must be positive, not {self.lr}")
+
+    @property
+    def num_examples(self) -> int:
+        """How many distinct examples a client with enough data uses in a round."""
+        return self.examples or self.batch_size * self.steps
+
+    def batch(self, step: int, available: int) -> slice:
+        """Positions of local step `step` (from 0) among the round's `available` examples."""
+        start = step * self.batch_size % available
+        return slice(start, min(start + self.batch_size, available))
+
+
+def loss_of(model: nn.Module, params: Tensors, x: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy of `model` with weights `params`; `y` holds classes (batch,) or probabilities (batch, classes)."""
+    return F.cross_entropy(functional_call(model, params, (x,)), y)
+
+
+class Step(NamedTuple):
+    """One gradient computation: x is (batch, *shape) in [0, 1], y as in `loss_of`."""
+
+    params: Tensors
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+
+    def gradient(self) -> Tensors:
+        """The gradient of the loss by each parameter, detached: what a client needs, at the least cost."""
+        leaves = {name: value.detach().requires_grad_() for name, value in self.params.items()}
+        loss = loss_of(self.model, leaves, self.x, self.y)
+        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        return dict(zip(leaves, grads, strict=True))
+
+    def differentiable_gradient(self) -> Tensors:
+        """The same gradient through torch.func: can be differentiated again and vectorised, at a higher cost."""
+        return cast(Tensors, grad(lambda params: loss_of(self.model, params, self.x, self.y))(self.params))
+
+    def per_example_gradients(self) -> Tensors:
+        """The gradient of each example's own loss, stacked: (batch, *parameter shape)."""
+
+        def one(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
+            return loss_of(self.model, params, x[None], y[None])
+
+        return cast(Tensors, vmap(grad(one), in_dims=(None, 0, 0), randomness="different")(self.params, self.x, self.y))
+
+
+Gradient = Callable[[Step], Tensors]
+
+
+def local_update(
+    model: nn.Module,
+    params: Tensors,
+    x: Tensor,
+    y: Tensor,
+    rule: LocalRule,
+    gradient: Gradient = Step.gradient,
+) -> Tensors:
+    """What a client with the examples (x, y) sends: its gradient, or weights after minus weights before its steps."""
+    if rule.kind == "gradient":
+        return gradient(Step(params, model, x, y))
+    current = params
+    for step in range(rule.steps):
+        batch = rule.batch(step, len(x))
+        grads = gradient(Step(current, model, x[batch], y[batch]))
+        current = {name: value - rule.lr * grads[name] for name, value in current.items()}
+    # Weights, not accumulated gradients, are what the rule defines; float32 rounding here is the client's own.
+    return {name: current[name] - params[name] for name in params}

@@ -1,0 +1,51 @@
+"""Models: one file a family, all of them listed here."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from fl_app import spec
+from fl_app.local import Tensors
+from fl_app.models.convnet import convnet
+from fl_app.models.layers import Normalize
+from fl_app.models.lenet import lenet, lenet5
+from fl_app.models.resnet import resnet10, resnet18, resnet34
+from fl_app.models.vit import vit
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "convnet": convnet,
+    "lenet": lenet,
+    "lenet5": lenet5,
+    "resnet10": resnet10,
+    "resnet18": resnet18,
+    "resnet34": resnet34,
+    "vit": vit,
+}
+
+
+def build(
+    text: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    seed: int = 0,
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> nn.Module:
+    """Build a model for inputs in [0, 1]; `normalize` = (mean, std) by channel adds that as the first layer."""
+    # torch's initialisers draw from the global generator: borrow it, and leave it as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = spec.build_one("model", text, MODELS, input_shape, num_classes)
+    if normalize is None:
+        return net
+    return nn.Sequential(OrderedDict(normalize=Normalize(*normalize), net=net))
+
+
+def parameters_of(model: nn.Module) -> Tensors:
+    """The detached parameters of a model, by name."""
+    return {name: value.detach() for name, value in model.named_parameters()}
+
+
+__all__ = ["MODELS", "build", "parameters_of"]

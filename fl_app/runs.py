@@ -1,0 +1,158 @@
+"""The run directory: what was run, how it went, and how to go on.
+
+experiment.toml          every setting; `thorns run --config` takes it
+metrics.jsonl            one JSON object a line, as the run goes
+checkpoint.safetensors   weights and optimiser after the last kept round
+clients/round-000120/    what the defenses of the clients remember, as of that round
+"""
+
+import json
+import os
+import shutil
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from fl_app.config import ConfigError, Experiment, from_run_config, read_toml
+from fl_app.local import Tensors
+
+
+class RunError(ValueError):
+    """A run directory that cannot be used; the message says why and what to do."""
+
+
+class Checkpoint(NamedTuple):
+    """The server after a round."""
+
+    server_round: int
+    weights: Tensors
+    optimizer: Tensors
+
+
+def new_path(experiment: Experiment, base: Path) -> Path:
+    """A fresh, readable name for a run."""
+    words = [experiment.dataset, experiment.model, experiment.defense]
+    name = "-".join("".join(c for c in word.partition("(")[0] if c.isalnum() or c == "_") for word in words)
+    stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
+    path, number = base / f"{stamp}-{name}", 1
+    while path.exists():
+        number += 1
+        path = base / f"{stamp}-{name}-{number}"
+    return path
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def save_tensors(path: Path, tensors: Tensors, notes: dict[str, str]) -> None:
+    """Write tensors atomically; they may share memory."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    save_file({name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}, temporary, metadata=notes)
+    temporary.replace(path)
+
+
+def load_tensors(path: Path) -> tuple[Tensors, dict[str, str]]:
+    """Read tensors and their notes; a damaged file is an error that names it."""
+    try:
+        with safe_open(path, "pt") as stored:
+            return {name: stored.get_tensor(name) for name in stored.keys()}, dict(stored.metadata() or {})  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from error
+
+
+class RunDir:
+    """One run on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics_path = path / "metrics.jsonl"
+        self.checkpoint_path = path / "checkpoint.safetensors"
+
+    @classmethod
+    def create(cls, path: Path, experiment: Experiment) -> "RunDir":
+        """Make a new run; an existing one is never overwritten."""
+        if (path / "experiment.toml").exists():
+            raise RunError(f"{path} already holds a run: choose another run-dir, or go on with `thorns run --resume {path}`")
+        path.mkdir(parents=True, exist_ok=True)
+        run = cls(path)
+        write_atomic(path / "experiment.toml", experiment.toml())
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDir":
+        """An existing run."""
+        if not (path / "experiment.toml").is_file():
+            raise RunError(f"{path} is not a run directory: it has no experiment.toml")
+        return cls(path)
+
+    def experiment(self) -> Experiment:
+        """The settings that it was started with."""
+        try:
+            return from_run_config(read_toml(self.path / "experiment.toml"))
+        except ConfigError as error:
+            raise RunError(f"{self.path / 'experiment.toml'} does not fit this version: {error}") from error
+
+    def record(self, line: dict[str, Any]) -> None:
+        """Append a line of metrics."""
+        with self.metrics_path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(line) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines so far; one that was cut off by a crash is left out."""
+        lines = []
+        for text in self.metrics_path.read_text(encoding="utf-8").splitlines() if self.metrics_path.exists() else []:
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:
+                continue
+        return lines
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Keep the server's state, then drop the clients' older ones."""
+        tensors = {f"weights/{name}": value for name, value in checkpoint.weights.items()}
+        tensors |= {f"optimizer/{name}": value for name, value in checkpoint.optimizer.items()}
+        save_tensors(self.checkpoint_path, tensors, {"round": str(checkpoint.server_round)})
+        for old in (self.path / "clients").glob("round-*"):
+            if old.name != self.client_folder(checkpoint.server_round).name:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The last kept state of the server, if there is one."""
+        if not self.checkpoint_path.exists():
+            return None
+        tensors, notes = load_tensors(self.checkpoint_path)
+        groups: dict[str, Tensors] = {"weights": {}, "optimizer": {}}
+        for name, value in tensors.items():
+            group, _, key = name.partition("/")
+            groups.setdefault(group, {})[key] = value
+        try:
+            return Checkpoint(int(notes["round"]), groups["weights"], groups["optimizer"])
+        except (KeyError, ValueError):
+            raise RunError(f"{self.checkpoint_path} is not a checkpoint of this program") from None
+
+    def rewind(self, server_round: int) -> None:
+        """Forget metrics after a round: they will be measured again."""
+        kept = [line for line in self.metrics() if line.get("round", 0) <= server_round]
+        write_atomic(self.metrics_path, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def client_folder(self, server_round: int) -> Path:
+        """Where clients keep what their defenses remember, as of a round."""
+        return self.path / "clients" / f"round-{server_round:06d}"
+
+    def save_memory(self, server_round: int, client: int, state: Tensors) -> None:
+        """Keep one client's memory."""
+        folder = self.client_folder(server_round)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_tensors(folder / f"client-{client:03d}.safetensors", state, {"round": str(server_round)})
+
+    def load_memory(self, server_round: int, client: int) -> Tensors:
+        """One client's memory as of a round; empty if it had none."""
+        path = self.client_folder(server_round) / f"client-{client:03d}.safetensors"
+        return load_tensors(path)[0] if path.exists() else {}

@@ -1,0 +1,125 @@
+"""The Flower server: strategy, evaluation, run directory."""
+
+import contextlib
+import time
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
+
+from fl_app.assets import Assets, assets_of, use_threads
+from fl_app.config import Experiment, from_run_config
+from fl_app.models import parameters_of
+from fl_app.runs import Checkpoint, RunDir, RunError, new_path
+from fl_app.scoring.utility import evaluate
+from fl_app.watcher import Watcher
+from fl_app.wire import to_record, to_tensors
+from strategies import FedDelta, FedSGD, Resumed, optimizers
+
+CHECKPOINT_SECONDS = 30.0
+PULL_SECONDS = 0.002
+
+
+class Stopped(Exception):
+    """The run was asked to stop and has been kept."""
+
+
+class RoundEnd:
+    """What happens after each round: evaluate when due, record, keep a checkpoint, stop if asked to."""
+
+    def __init__(self, assets: Assets, strategy: FedSGD, grid: Grid, run: RunDir, watcher: Watcher, done: int) -> None:
+        self.assets, self.strategy, self.grid, self.run, self.watcher = assets, strategy, grid, run, watcher
+        self.done = done
+        self.began = self.kept = time.monotonic()
+
+    def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Called by Strategy.start with the round and the weights after it."""
+        if server_round == 0 and self.done:
+            return None  # recorded by the run that is resumed
+        server_round += self.done
+        experiment = self.assets.experiment
+        last = server_round == experiment.rounds
+        line: dict[str, float | int] = {"round": server_round, "seconds": round(time.monotonic() - self.began, 3)}
+        line |= self.strategy.last_counts if server_round else {}
+        metrics = None
+        if last or server_round % experiment.eval_every == 0:
+            utility = evaluate(
+                self.assets.model,
+                {name: value.to(self.assets.device) for name, value in to_tensors(arrays).items()},
+                self.assets.splits.test,
+                self.assets.num_classes,
+                device=self.assets.device,
+            )
+            line |= utility._asdict()
+            metrics = MetricRecord(utility._asdict())
+        self.run.record(line)
+        self.watcher.on_round(line)
+        stop = self.watcher.stop_requested() and not last
+        if server_round and (last or stop or time.monotonic() - self.kept > CHECKPOINT_SECONDS):
+            self.checkpoint(server_round, arrays)
+        if stop:
+            raise Stopped
+        return metrics
+
+    def checkpoint(self, server_round: int, arrays: ArrayRecord) -> None:
+        """Have every client keep its memory, then keep the server's state: in that order a crash loses nothing."""
+        request = RecordDict({"config": ConfigRecord({"server-round": server_round})})
+        nodes = self.strategy.roster.connected(self.grid).values()
+        for reply in self.grid.send_and_receive([Message(request, node, "query.save") for node in nodes], timeout=600):
+            if reply.has_error():
+                raise RunError(f"a client could not keep its state: {reply.error.reason}")
+        self.run.save_checkpoint(Checkpoint(server_round, to_tensors(arrays), self.strategy.optimizer_state()))
+        self.kept = time.monotonic()
+
+
+def build_strategy(experiment: Experiment) -> FedSGD:
+    """The strategy of an experiment."""
+    kind = FedSGD if experiment.update == "gradient" else FedDelta
+    return kind(
+        experiment.rule,
+        optimizers.build(experiment.optimizer),
+        clients=experiment.clients,
+        seed=experiment.seed,
+        fraction=experiment.fraction,
+        min_clients=experiment.min_clients,
+        weighting=experiment.weighting,
+    )
+
+
+def serve(grid: Grid, context: Context, watcher: Watcher, *, resume: bool = False) -> RunDir:
+    """Run an experiment, or go on with the one in its run directory."""
+    experiment = from_run_config(context.run_config)
+    use_threads(experiment.threads)
+    if hasattr(grid, "pull_interval"):
+        grid.pull_interval = PULL_SECONDS  # Flower's in-memory grid sleeps 0.1 s between looks
+    assets = assets_of(experiment)
+    path = Path(experiment.run_dir) if experiment.run_dir else new_path(experiment, Path("runs"))
+    run = RunDir.open(path) if resume else RunDir.create(path, experiment)
+    kept = run.load_checkpoint() if resume else None
+    done = kept.server_round if kept else 0
+    run.rewind(done if kept else -1)
+    fedsgd = build_strategy(experiment)
+    if kept:
+        fedsgd.restore_optimizer(kept.optimizer)
+    weights = to_record(kept.weights if kept else {k: v.cpu() for k, v in parameters_of(assets.model).items()})
+    watcher.started(run, experiment, done)
+    strategy: Strategy = Resumed(fedsgd, done) if done else fedsgd
+    with contextlib.suppress(Stopped):
+        strategy.start(
+            grid,
+            weights,
+            num_rounds=experiment.rounds - done,
+            train_config=ConfigRecord({"resumed-from": done} if done else {}),
+            evaluate_fn=RoundEnd(assets, fedsgd, grid, run, watcher, done),
+        )
+    return run
+
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Entry point of `flwr run`."""
+    serve(grid, context, Watcher())

@@ -1,0 +1,7 @@
+"""Server strategies: what the server does with the updates it gets."""
+
+from strategies.feddelta import FedDelta
+from strategies.fedsgd import FedSGD
+from strategies.resumed import Resumed
+
+__all__ = ["FedDelta", "FedSGD", "Resumed"]

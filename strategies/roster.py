@@ -1,0 +1,69 @@
+"""Which node is which client.
+
+Flower's node ids are random; sampling and summing by them would give other weights on every engine. So the server asks
+each node once which client it is, and works with that number.
+"""
+
+import logging
+import time
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+log = logging.getLogger("thorns")
+IDENTIFY = "query.identify"
+
+
+class RosterError(RuntimeError):
+    """A federation that does not fit the experiment; the message says what to change."""
+
+
+class Roster:
+    """Client number (0 .. expected - 1) -> node id, for the nodes that are connected."""
+
+    def __init__(self, expected: int, patience: float = 300.0) -> None:
+        self.expected = expected
+        self.patience = patience
+        self.client_of: dict[int, int] = {}
+        self._ignored: set[int] = set()
+
+    def connected(self, grid: Grid) -> dict[int, int]:
+        """The connected clients in order; at first waits until all are there, or for `patience` seconds."""
+        deadline = time.monotonic() + self.patience
+        first = not self.client_of
+        while True:
+            present = set(grid.get_node_ids())
+            unknown = present - self.client_of.keys() - self._ignored
+            if unknown:
+                self._identify(grid, sorted(unknown))
+            nodes = {client: node for node, client in self.client_of.items() if node in present}
+            if not first or len(nodes) >= self.expected:
+                break
+            if time.monotonic() > deadline:
+                log.warning("only %d of %d clients are connected after %.0f s", len(nodes), self.expected, self.patience)
+                break
+            time.sleep(0.02)
+        return dict(sorted(nodes.items()))
+
+    def _identify(self, grid: Grid, nodes: list[int]) -> None:
+        questions = [Message(RecordDict({"config": ConfigRecord()}), node, IDENTIFY) for node in nodes]
+        for reply in grid.send_and_receive(questions, timeout=self.patience):
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                raise RosterError(f"node {node} cannot take part: {reply.error.reason}")
+            answer = reply.content.config_records.get("identity", ConfigRecord())
+            client, clients = answer.get("client"), answer.get("clients")
+            if not isinstance(client, int) or not 0 <= client < self.expected:
+                log.warning("node %d is ignored: it calls itself client %r of %d", node, client, self.expected)
+                self._ignored.add(node)
+            elif clients != self.expected:
+                raise RosterError(
+                    f"the experiment has clients={self.expected}, but the federation has {clients!r} nodes: make them equal, "
+                    f"e.g. with flwr run . --federation-config num-supernodes={self.expected}"
+                )
+            else:
+                # A client that was restarted comes back as a new node: the newest one speaks for it.
+                for old in [known for known, number in self.client_of.items() if number == client]:
+                    del self.client_of[old]
+                    self._ignored.add(old)
+                self.client_of[node] = client
