@@ -12,6 +12,7 @@ from fl_app.config import Experiment
 from fl_app.data.batches import round_positions
 from fl_app.data.partitions import partition
 from fl_app.data.splits import Splits, split
+from fl_app.local import Tensors
 from fl_app.seeds import derive
 
 
@@ -34,7 +35,7 @@ class Assets:
         share = self.shares[client]
         wanted = self.experiment.rule.num_examples
         x, y = self.splits.train.at(share[round_positions(self.experiment.seed, client, server_round, wanted, len(share))])
-        return x.to(self.device), y.to(self.device)
+        return (x, y) if self.device == "cpu" else (x.to(self.device), y.to(self.device))
 
 
 def device_of(name: str) -> str:
@@ -67,6 +68,11 @@ def assets_of(experiment: Experiment) -> Assets:
     ).to(device)
     defense = client_defenses.build(experiment.defense)
     return Assets(experiment, splits, shares, dataset.num_classes, model, defense.wrap_model(model), defense, device)
+
+
+def on_device(tensors: Tensors, device: str) -> Tensors:
+    """The tensors on a device."""
+    return {name: value.to(device) for name, value in tensors.items()}
 
 
 def use_threads(number: int) -> None:

@@ -53,7 +53,8 @@ class LocalRule:
 
 def loss_of(model: nn.Module, params: Tensors, x: Tensor, y: Tensor) -> Tensor:
     """Mean cross-entropy of `model` with weights `params`; `y` holds classes (batch,) or probabilities (batch, classes)."""
-    return F.cross_entropy(functional_call(model, params, (x,)), y)
+    # All parameters are given by name: looking for tied ones would cost a tenth of a small model's gradient.
+    return F.cross_entropy(functional_call(model, params, (x,), tie_weights=False), y)
 
 
 class Step(NamedTuple):

@@ -11,7 +11,7 @@ import os
 import shutil
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -74,6 +74,7 @@ class RunDir:
         self.path = path
         self.metrics_path = path / "metrics.jsonl"
         self.checkpoint_path = path / "checkpoint.safetensors"
+        self._out: TextIO | None = None
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment) -> "RunDir":
@@ -101,8 +102,9 @@ class RunDir:
 
     def record(self, line: dict[str, Any]) -> None:
         """Append a line of metrics."""
-        with self.metrics_path.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(line) + "\n")
+        if self._out is None:
+            self._out = self.metrics_path.open("a", buffering=1, encoding="utf-8")
+        self._out.write(json.dumps(line) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines so far; one that was cut off by a crash is left out."""

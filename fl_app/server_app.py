@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
-from fl_app.assets import Assets, assets_of, use_threads
+from fl_app.assets import Assets, assets_of, on_device, use_threads
 from fl_app.config import Experiment, from_run_config
 from fl_app.models import parameters_of
 from fl_app.runs import Checkpoint, RunDir, RunError, new_path
@@ -46,7 +46,7 @@ class RoundEnd:
         if last or server_round % experiment.eval_every == 0:
             utility = evaluate(
                 self.assets.model,
-                {name: value.to(self.assets.device) for name, value in to_tensors(arrays).items()},
+                on_device(to_tensors(arrays), self.assets.device),
                 self.assets.splits.test,
                 self.assets.num_classes,
                 device=self.assets.device,
@@ -102,7 +102,7 @@ def serve(grid: Grid, context: Context, watcher: Watcher, *, resume: bool = Fals
     fedsgd = build_strategy(experiment)
     if kept:
         fedsgd.restore_optimizer(kept.optimizer)
-    weights = to_record(kept.weights if kept else {k: v.cpu() for k, v in parameters_of(assets.model).items()})
+    weights = to_record(kept.weights if kept else on_device(parameters_of(assets.model), "cpu"))
     watcher.started(run, experiment, done)
     strategy: Strategy = Resumed(fedsgd, done) if done else fedsgd
     with contextlib.suppress(Stopped):

@@ -25,11 +25,12 @@ class TensorArray(Array):
     an ordinary Array. The tensor is shared, so nobody may change it in place.
     """
 
+    tensor: Tensor
+
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor.detach()
-        self.dtype = str(tensor.dtype).removeprefix("torch.")
-        self.shape = tuple(tensor.shape)
-        self.stype = NUMPY
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        # Not attribute by attribute: Array checks each assignment.
+        self.__dict__.update(tensor=tensor.detach(), dtype=dtype, shape=tuple(tensor.shape), stype=NUMPY)
 
     def __getattr__(self, name: str) -> Any:
         if name != "data":
@@ -44,8 +45,8 @@ class TensorArray(Array):
 def to_record(tensors: Tensors) -> ArrayRecord:
     """Name -> tensor, as a record."""
     record = ArrayRecord()
-    for name, tensor in tensors.items():
-        record[name] = TensorArray(tensor)
+    # Flower's own item assignment checks types at a cost that a small model's round would notice.
+    record.__dict__["_data"] = {name: TensorArray(tensor) for name, tensor in tensors.items()}
     return record
 
 

@@ -32,18 +32,15 @@ class Rejected(ValueError):
     """Why a reply is not used."""
 
 
-def rule_to_config(rule: LocalRule, server_round: int) -> ConfigRecord:
-    """What a training message says beside the weights."""
-    return ConfigRecord(
-        {
-            "server-round": server_round,
-            "update": rule.kind,
-            "batch-size": rule.batch_size,
-            "local-steps": rule.steps,
-            "local-lr": rule.lr,
-            "local-examples": rule.examples,
-        }
-    )
+def rule_to_config(rule: LocalRule) -> dict[str, str | int | float]:
+    """What a training message says beside the weights and the round."""
+    return {
+        "update": rule.kind,
+        "batch-size": rule.batch_size,
+        "local-steps": rule.steps,
+        "local-lr": rule.lr,
+        "local-examples": rule.examples,
+    }
 
 
 class FedSGD(Strategy):
@@ -69,6 +66,7 @@ class FedSGD(Strategy):
         # One flat vector: the optimiser and the mean each work on a single tensor, whatever the model.
         self._weights = nn.Parameter(torch.empty(0))
         self._mean = torch.empty(0)
+        self._mean_views: Tensors = {}
         self._torch_optimizer: torch.optim.Optimizer | None = None
         self._restored: Tensors = {}
         self.last_counts: dict[str, int] = {}
@@ -97,8 +95,7 @@ class FedSGD(Strategy):
             log.warning("round %d: clients %s are not connected", server_round, missing)
         nodes = [connected[client] for client in self.chosen(server_round) if client in connected]
         self._asked = set(nodes)
-        settings = rule_to_config(self.rule, server_round)
-        settings.update(config)
+        settings = ConfigRecord({**config, **rule_to_config(self.rule), "server-round": server_round})
         return [Message(RecordDict({"arrays": arrays, "config": settings}), node, MessageType.TRAIN) for node in nodes]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -162,6 +159,7 @@ class FedSGD(Strategy):
             else:
                 self._weights.copy_(flat)
         self._mean = torch.zeros_like(flat)
+        self._mean_views = self._views(self._mean)
 
     def _views(self, flat: Tensor) -> Tensors:
         parts = flat.split([value.numel() for value in self._like.values()])
@@ -171,10 +169,10 @@ class FedSGD(Strategy):
         """The weighted mean into `self._mean`; False if it is not finite. Summed by client, so the same on every engine."""
         weights = [reply.num_examples if self.weighting == "examples" else 1 for reply in replies]
         self._mean.zero_()
-        views = self._views(self._mean)
+        total = sum(weights)
         for reply, weight in zip(replies, weights, strict=True):
-            for name, view in views.items():
-                view.add_(reply.update[name], alpha=weight / sum(weights))
+            for name, view in self._mean_views.items():
+                view.add_(reply.update[name], alpha=weight / total)
         return bool(self._mean.isfinite().all())
 
     def _step(self, server_round: int) -> ArrayRecord:
@@ -211,10 +209,12 @@ class FedSGD(Strategy):
             raise Rejected("it was not asked in this round")
         if message.has_error():
             raise Rejected(f"the client failed: {message.error.reason}")
-        arrays, metrics = message.content.array_records, message.content.metric_records
+        records = list(message.content.values())
+        arrays = [record for record in records if isinstance(record, ArrayRecord)]
+        metrics = [record for record in records if isinstance(record, MetricRecord)]
         if len(arrays) != 1 or len(metrics) != 1:
             raise Rejected(f"it brings {len(arrays)} array and {len(metrics)} metric records, not one each")
-        record, counts = next(iter(arrays.values())), next(iter(metrics.values()))
+        record, counts = arrays[0], metrics[0]
         if record.keys() != self._like.keys():
             missing, extra = sorted(self._like.keys() - record.keys()), sorted(record.keys() - self._like.keys())
             raise Rejected(f"wrong parameter names (missing {missing[:3]}, unknown {[name[:40] for name in extra[:3]]})")

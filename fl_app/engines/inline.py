@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable
-from uuid import uuid4
+from itertools import count
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -35,6 +35,7 @@ class InlineGrid(Grid):
             for client in range(clients)
         }
         self._replies: dict[str, Message] = {}
+        self._ids = count(1)
 
     def set_run(self, run: Run) -> None:
         """Set the run."""
@@ -57,13 +58,13 @@ class InlineGrid(Grid):
 
     def _answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
-        message.metadata.__dict__["_message_id"] = str(uuid4())
+        message.metadata.__dict__["_message_id"] = str(next(self._ids))
         try:
             reply = self._app(message, self.contexts[node])
         except Exception as error:  # as in Flower's own engines, a client that fails must not end the server
             log.debug("client on node %d failed", node, exc_info=error)
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"), reply_to=message)
-        reply.metadata.__dict__["_message_id"] = str(uuid4())
+        reply.metadata.__dict__["_message_id"] = str(next(self._ids))
         return reply
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
