@@ -1,5 +1,6 @@
 """An experiment: every setting of a run, checked before anything starts."""
 
+import json
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
@@ -108,8 +109,7 @@ def toml_value(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)
 
 

@@ -1,6 +1,7 @@
 """The Flower server: strategy, evaluation, run directory."""
 
 import contextlib
+import logging
 import time
 from pathlib import Path
 
@@ -94,15 +95,20 @@ def serve(grid: Grid, context: Context, watcher: Watcher, *, resume: bool = Fals
     if hasattr(grid, "pull_interval"):
         grid.pull_interval = PULL_SECONDS  # Flower's in-memory grid sleeps 0.1 s between looks
     assets = assets_of(experiment)
+    fedsgd = build_strategy(experiment)
+    fedsgd.roster.connected(grid)  # a federation that does not fit is refused before anything is written
     path = Path(experiment.run_dir) if experiment.run_dir else new_path(experiment, Path("runs"))
     run = RunDir.open(path) if resume else RunDir.create(path, experiment)
     kept = run.load_checkpoint() if resume else None
     done = kept.server_round if kept else 0
     run.rewind(done if kept else -1)
-    fedsgd = build_strategy(experiment)
     if kept:
         fedsgd.restore_optimizer(kept.optimizer)
-    weights = to_record(kept.weights if kept else on_device(parameters_of(assets.model), "cpu"))
+    initial = on_device(parameters_of(assets.model), "cpu")
+    if kept and kept.weights.keys() != initial.keys():
+        raise RunError(f"{run.checkpoint_path} holds another model than {experiment.model}")
+    # In the model's order, which the optimiser's flat state is in; a file has an order of its own.
+    weights = to_record({name: kept.weights[name] if kept else value for name, value in initial.items()})
     watcher.started(run, experiment, done)
     strategy: Strategy = Resumed(fedsgd, done) if done else fedsgd
     with contextlib.suppress(Stopped):
@@ -121,5 +127,8 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Entry point of `flwr run`."""
+    """Entry point of `flwr run`; our log lines go where Flower's go."""
+    log = logging.getLogger("thorns")
+    log.handlers, log.propagate = logging.getLogger("flwr").handlers, False
+    log.setLevel(logging.INFO)
     serve(grid, context, Watcher())

@@ -1,6 +1,6 @@
 """Tensors as Flower records: serialised only when they leave the process, and read back without trust."""
 
-from io import BytesIO
+import re
 from math import prod
 from typing import Any
 
@@ -12,6 +12,13 @@ from torch import Tensor
 from fl_app.local import Tensors
 
 NUMPY = "numpy.ndarray"
+# What np.save writes for little-endian numbers in C order. numpy's own reader of untrusted headers runs Python's tokenizer
+# on them, raises a dozen kinds of errors, and allocates what they say.
+HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '(?P<dtype><f[248]|<[iu][248]|\|[iu]1|\|b1)', 'fortran_order': False, "
+    rb"'shape': \((?P<shape>(?:\d{1,12}(?:, \d{1,12}){0,15},?)?)\), \} *\n",
+    re.DOTALL,
+)
 
 
 class WireError(ValueError):
@@ -26,6 +33,7 @@ class TensorArray(Array):
     """
 
     tensor: Tensor
+    __qualname__ = "Array"  # the type that Flower writes into the bytes it sends
 
     def __init__(self, tensor: Tensor) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -61,20 +69,13 @@ def to_tensor(name: str, array: Array) -> Tensor:
         return array.tensor
     if array.stype != NUMPY:
         raise WireError(f"{name} is serialised as '{array.stype[:40]}', not as {NUMPY}")
-    stream = BytesIO(array.data)
-    try:
-        version = np.lib.format.read_magic(stream)
-        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = reader(stream)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise WireError(f"{name} has no readable header ({type(error).__name__})") from None
-    if dtype.kind not in "fiub" or not dtype.isnative:
-        raise WireError(f"{name} has the type {dtype}, which is not a plain number")
-    start = stream.tell()
-    if fortran or any(side < 0 for side in shape) or prod(shape) * dtype.itemsize != len(array.data) - start:
+    header = HEADER.match(array.data)
+    if header is None:
+        raise WireError(f"{name} does not start with the header of a plain array of numbers")
+    dtype = np.dtype(header["dtype"].decode())
+    shape = tuple(int(side) for side in header["shape"].replace(b" ", b"").split(b",") if side)
+    start = header.end()
+    if prod(shape) * dtype.itemsize != len(array.data) - start:
         raise WireError(f"{name} says shape {shape} of {dtype}, but brings {len(array.data) - start} bytes")
     values = np.frombuffer(array.data, dtype, offset=start).reshape(shape)
-    try:
-        return torch.from_numpy(values.copy())
-    except TypeError as error:
-        raise WireError(f"{name}: {error}") from None
+    return torch.from_numpy(values.copy())

@@ -1,0 +1,102 @@
+"""The client rule against plain PyTorch."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fl_app import models
+from fl_app.local import LocalRule, Step, local_update
+
+SMOOTH = [
+    "lenet",
+    "lenet5(activation='sigmoid')",
+    "vit(dim=24, depth=1)",
+    "resnet10(norm='group')",
+    "convnet(width=4, norm='none')",
+]
+
+
+def make(text, batch=3, shape=(3, 32, 32)):
+    model = models.build(text, shape, 10, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.rand(batch, *shape, generator=generator), torch.arange(batch) % 10
+    return model, models.parameters_of(model), x, y
+
+
+@pytest.mark.parametrize("text", SMOOTH)
+def test_gradient_is_what_backward_gives(text):
+    model, params, x, y = make(text)
+    ours = Step(params, model, x, y).gradient()
+    F.cross_entropy(model(x), y).backward()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(ours[name], parameter.grad), name
+
+
+@pytest.mark.parametrize("text", SMOOTH)
+def test_three_ways_to_take_a_gradient_agree(text):
+    model, params, x, y = make(text)
+    step = Step(params, model, x, y)
+    plain, again, each = step.gradient(), step.differentiable_gradient(), step.per_example_gradients()
+    for name in params:
+        torch.testing.assert_close(again[name], plain[name], rtol=1e-4, atol=1e-5)
+        assert each[name].shape == (len(x), *params[name].shape)
+        torch.testing.assert_close(each[name].mean(0), plain[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("text", ["lenet", "vit(dim=24, depth=1)"])
+def test_the_rule_can_be_differentiated_by_the_input(text):
+    model, params, x, y = make(text, batch=1)
+    rule = LocalRule(kind="delta", batch_size=1, steps=2, lr=0.1, examples=1)
+
+    def distance(x):
+        update = local_update(model, params, x, y, rule, Step.differentiable_gradient)
+        return sum((value**2).sum() for value in update.values())
+
+    x = x.double().requires_grad_()
+    model.double()
+    params = {name: value.double() for name, value in params.items()}
+    (slope,) = torch.autograd.grad(distance(x), x)
+    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    numeric = (distance(x + 1e-5 * direction) - distance(x - 1e-5 * direction)) / 2e-5
+    torch.testing.assert_close((slope * direction).sum(), numeric, rtol=1e-4, atol=1e-10)
+
+
+def test_delta_is_what_sgd_does_to_the_weights():
+    model, params, x, y = make("lenet5", batch=8)
+    rule = LocalRule(kind="delta", batch_size=4, steps=5, lr=0.05, examples=8)
+    update = local_update(model, params, x, y, rule)
+    trained = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.05)
+    for step in range(5):
+        part = slice(0, 4) if step % 2 == 0 else slice(4, 8)
+        optimizer.zero_grad()
+        F.cross_entropy(trained(x[part]), y[part]).backward()
+        optimizer.step()
+    for name, parameter in trained.named_parameters():
+        torch.testing.assert_close(params[name] + update[name], parameter.detach(), rtol=1e-5, atol=1e-7)
+
+
+def test_soft_labels_equal_hard_ones():
+    model, params, x, y = make("lenet")
+    hard = Step(params, model, x, y).gradient()
+    soft = Step(params, model, x, F.one_hot(y, 10).float()).gradient()
+    for name in hard:
+        torch.testing.assert_close(soft[name], hard[name])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"steps": 2},
+        {"examples": 4},
+        {"batch_size": 0},
+        {"kind": "weights"},
+        {"kind": "delta", "lr": 0.0},
+        {"kind": "delta", "steps": 0},
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(settings):
+    with pytest.raises(ValueError, match=r"must|exactly"):
+        LocalRule(**settings)
