@@ -11,6 +11,7 @@ from fl_app.local import Tensors
 from fl_app.models.convnet import convnet
 from fl_app.models.layers import Normalize
 from fl_app.models.lenet import lenet, lenet5
+from fl_app.models.linear import linear
 from fl_app.models.resnet import resnet10, resnet18, resnet34
 from fl_app.models.vit import vit
 
@@ -18,6 +19,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "convnet": convnet,
     "lenet": lenet,
     "lenet5": lenet5,
+    "linear": linear,
     "resnet10": resnet10,
     "resnet18": resnet18,
     "resnet34": resnet34,
