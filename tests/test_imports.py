@@ -13,7 +13,7 @@ ALLOWED = {
     "fl_app/spec.py": set(),
     "fl_app/models": {"fl_app.local", "fl_app.spec", "fl_app.models", "fl_app.vision"},
     "client_defenses": {*BASE, "client_defenses"},
-    "adversary": {*BASE, "fl_app.models", "adversary"},
+    "adversary": {*BASE, "fl_app.models", "client_defenses", "adversary"},
     "strategies": {*BASE, "fl_app.seeds", "fl_app.wire", "client_defenses", "adversary", "strategies"},
 }
 
@@ -47,15 +47,26 @@ def test_imports_go_one_way(place):
                 assert allowed, f"{path.relative_to(ROOT)} must not import {name}"
 
 
+def test_only_scoring_and_grants_reach_the_truth():
+    for path in [p for place in OURS for p in files(place)]:
+        if path.is_relative_to(ROOT / "fl_app" / "scoring") or path.name in ("truth.py", "grants.py", "attacking.py"):
+            continue
+        assert not any(name.startswith("fl_app.truth") for name in imports_of(path)), path
+
+
 def test_the_rules_would_notice(tmp_path):
     bad = tmp_path / "bad.py"
     bad.write_text("from fl_app import data\nimport fl_app.truth\n")
     assert list(imports_of(bad)) == ["fl_app.data", "fl_app.truth"]
 
 
+# Reads one registry package's weights, whose checksum is known, through an allow-list that reaches no function at all.
+UNPICKLER = ROOT / "fl_app" / "scoring" / "numpy_unpickler.py"
+
+
 def test_nothing_unpickles_or_evaluates():
     for path in [p for place in OURS for p in files(place)]:
         tree = ast.parse(path.read_text())
-        assert "pickle" not in {name.partition(".")[0] for name in imports_of(path)}, path
+        assert path == UNPICKLER or "pickle" not in {name.partition(".")[0] for name in imports_of(path)}, path
         called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
         assert not called & {"eval", "exec"}, path

@@ -1,0 +1,78 @@
+"""Which classes are in an update: read off the gradient of the last layer, before any image is guessed."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from adversary.base import AttackError, Observation, Task
+from fl_app.local import Tensors
+
+LabelRule = Literal["sign", "min_column", "count", "given", "joint"]
+
+
+def last_layer(update: Tensors, num_classes: int) -> tuple[Tensor, Tensor | None]:
+    """(weight gradient (classes, features), bias gradient (classes,) or None) of the last layer."""
+    names = [name for name, value in update.items() if value.ndim == 2 and len(value) == num_classes]
+    if not names:
+        raise AttackError("the model has no last layer with one row a class, so labels cannot be inferred: grant them")
+    return update[names[-1]], update.get(names[-1].removesuffix("weight") + "bias")
+
+
+def as_gradient(seen: Observation) -> Tensors:
+    """The observed update on the scale of one mean gradient."""
+    if seen.rule.kind == "gradient":
+        return seen.update
+    return {name: -value / (seen.rule.lr * seen.rule.steps) for name, value in seen.update.items()}
+
+
+def by_sign(gradient: Tensors, task: Task) -> Tensor:
+    """The rule of iDLG (Zhao et al. 2020): of one example, only the true class has a negative gradient. -> (1,)."""
+    weight, bias = last_layer(gradient, task.num_classes)
+    return (weight.sum(1) if bias is None else bias).argmin()[None]
+
+
+def by_min_column(gradient: Tensors, task: Task, examples: int) -> Tensor:
+    """GradInversion (Yin et al. 2021, Eq. 8): the classes whose rows have the smallest entries; assumes no class twice."""
+    weight, _ = last_layer(gradient, task.num_classes)
+    if examples > task.num_classes:
+        raise AttackError(f"min_column finds each class once: {examples} examples of {task.num_classes} classes need 'count'")
+    return weight.min(1).values.argsort()[:examples].sort().values
+
+
+def by_count(seen: Observation, gradient: Tensors, task: Task, rng: torch.Generator) -> Tensor:
+    """Count the examples of each class (in the manner of Wainakh et al. 2022): n_c = B (mean p_c - bias gradient_c).
+
+    The mean predicted probability p_c is not known; it is estimated on uniform noise, which fits early rounds best.
+    """
+    weight, bias = last_layer(gradient, task.num_classes)
+    if bias is None:
+        raise AttackError("the last layer has no bias, so classes cannot be counted: use 'min_column' or grant the labels")
+    noise = torch.rand((64, *task.input_shape), generator=rng).to(weight)
+    with torch.no_grad():
+        probability = functional_call(task.model, seen.params, (noise,)).softmax(1).mean(0)
+    share = (seen.num_examples * (probability - bias)).clamp_min(0)
+    share = share * seen.num_examples / share.sum().clamp_min(1e-12)
+    counts = share.floor()
+    missing = int(seen.num_examples - counts.sum().item())
+    counts[(share - counts).argsort(descending=True)[:missing]] += 1
+    return torch.repeat_interleave(torch.arange(task.num_classes), counts.long())
+
+
+def infer(rule: LabelRule, seen: Observation, task: Task, rng: torch.Generator) -> Tensor:
+    """The classes of the examples behind an observation, int64 (examples,), in no particular order."""
+    if rule == "given":
+        if seen.knowledge.labels is None:
+            raise AttackError("labels='given' needs the labels to be granted: add --grant labels, and the ledger will show it")
+        return seen.knowledge.labels
+    gradient = as_gradient(seen)
+    if rule == "sign":
+        if seen.num_examples != 1:
+            raise AttackError(
+                f"the sign rule works for one example, not {seen.num_examples}: use labels='count' or 'min_column'"
+            )
+        return by_sign(gradient, task)
+    if rule == "min_column":
+        return by_min_column(gradient, task, seen.num_examples)
+    return by_count(seen, gradient, task, rng)

@@ -1,0 +1,54 @@
+"""The papers' attacks, as presets of gradient matching. Where a setting is ours and not the paper's, the comment says so."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from adversary.labels import LabelRule
+from adversary.matching import Count, GradientMatching, Weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class DLG(GradientMatching):
+    """Deep Leakage from Gradients (Zhu et al. 2019): squared L2, L-BFGS with rate 1, image and soft label together."""
+
+    labels: LabelRule = "joint"
+    optimizer: Literal["adam", "lbfgs"] = "lbfgs"
+    lr: float = 1.0
+    boxed: bool = False
+    # Ours: a line search, and a start in U(0, 1). With the paper's N(0, 1) a third of the starts end on a plateau.
+    init: Literal["normal", "uniform"] = "uniform"
+    # The paper's 300 calls of torch's LBFGS are up to 20 evaluations each. Ours: single evaluations, stopped when solved.
+    iterations: Count = 2500
+    restarts: Count = 2  # ours
+    solved: Weight = 3e-6  # ours: squared gradient distance at which a target counts as found
+
+
+@dataclass(frozen=True, kw_only=True)
+class IDLG(DLG):
+    """iDLG (Zhao et al. 2020): DLG with the label read off the sign of the last layer's gradient."""
+
+    labels: LabelRule = "sign"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InvertingGradients(GradientMatching):
+    """Inverting Gradients (Geiping et al. 2020): cosine, total variation, signed Adam 0.1 with step decay, boxed."""
+
+    objective: Literal["l2", "cosine"] = "cosine"
+    tv: Weight = 1e-4
+    signed: bool = True
+    decay: bool = True
+    iterations: Count = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradInversion(GradientMatching):
+    """GradInversion (Yin et al. 2021): squared L2, total variation, norm, several seeds pulled together; BN if granted."""
+
+    tv: Weight = 1e-4
+    norm: Weight = 1e-6
+    group: Weight = 1e-2
+    labels: LabelRule = "min_column"
+    lr: float = 0.01
+    iterations: Count = 2000  # the paper runs 20,000
+    seeds: Count = 4

@@ -1,0 +1,32 @@
+"""What a classifier still sees in a reconstruction.
+
+A model with BatchNorm uses the statistics of the batch here: give it many images at once, never one.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_app.local import Tensors
+
+
+@torch.no_grad()
+def _logits(model: nn.Module, params: Tensors, x: Tensor) -> Tensor:
+    device = next(iter(params.values())).device
+    logits: Tensor = functional_call(model, params, (x.to(device),))
+    return logits.double().cpu()
+
+
+def clean_accuracy(model: nn.Module, params: Tensors, x: Tensor, y: Tensor) -> float:
+    """The share of reconstructions x (n, *shape) in which a classifier trained without defense sees the class y (n,)."""
+    if not len(y):
+        raise ValueError("there is no accuracy on no images")
+    return (_logits(model, params, x).argmax(1) == y.cpu()).double().mean().item()
+
+
+def kl_divergence(model: nn.Module, params: Tensors, x_true: Tensor, x_guess: Tensor) -> Tensor:
+    """KL(p_true || p_guess) in nats of the class distributions of (n, *shape) pairs -> (n,)."""
+    if x_true.shape != x_guess.shape:
+        raise ValueError(f"images of {tuple(x_true.shape)} cannot be compared with images of {tuple(x_guess.shape)}")
+    log_true, log_guess = (_logits(model, params, x).log_softmax(1) for x in (x_true, x_guess))
+    return (log_true.exp() * (log_true - log_guess)).sum(1).clamp_min(0)  # below 0 only by rounding
