@@ -35,7 +35,9 @@ class InvertingGradients(GradientMatching):
     """Inverting Gradients (Geiping et al. 2020): cosine, total variation, signed Adam 0.1 with step decay, boxed."""
 
     objective: Literal["l2", "cosine"] = "cosine"
-    tv: Weight = 1e-4
+    # Ours: the papers print 1e-4 and 1e-5. On the mean absolute difference of pixels 0.1 does best for LeNet on CIFAR-10
+    # (scripts/bench_attack.py breaching), and is what the authors' later code uses up to the scale of its own definition.
+    tv: Weight = 0.1
     signed: bool = True
     decay: bool = True
     iterations: Count = 4000

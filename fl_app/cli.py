@@ -33,9 +33,17 @@ class Engine(StrEnum):
     ray = "ray"
 
 
+class Workplace(StrEnum):
+    """Where attacks run."""
+
+    inline = "inline"
+    ray = "ray"
+
+
 class Kind(StrEnum):
     """What can be listed."""
 
+    attacks = "attacks"
     defenses = "defenses"
     models = "models"
     datasets = "datasets"
@@ -93,11 +101,44 @@ def _run(experiment: Any, engine: str, *, resume: bool) -> None:
             f"loss {last['loss']:.4f}"
         )
     console.print(f"Results: [bold]{shown}[/bold]", soft_wrap=True)
+    if experiment.attack != "none":
+        from fl_app.cli_attack import attack_run
+
+        attack_run(console, finished.path, [experiment.attack], grants=[experiment.grant], worker_name=experiment.worker)
+
+
+@app.command()
+def attack(
+    run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A run with captures (thorns run -c capture=1).")],
+    attacks: Annotated[list[str] | None, typer.Option("--attack", metavar="SPEC", help="An attack; may be repeated.")] = None,
+    rounds: Annotated[str, typer.Option(help="Rounds to attack: all, 1, 1,3 or 1-5.")] = "all",
+    clients: Annotated[str, typer.Option(help="Clients to attack: all or 0,2.")] = "all",
+    grant: Annotated[list[str] | None, typer.Option(help="Grant the attacker: labels, defense, statistics.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="At most so many targets; 0: all.")] = 0,
+    worker: Annotated[Workplace, typer.Option(help="Where attacks run.")] = Workplace.inline,
+    perceptual: Annotated[bool, typer.Option("--lpips/--no-lpips", help="Also score LPIPS.")] = True,
+) -> None:
+    """Attack the captures of a run, score the guesses and show them; what is done already is not done again."""
+    from fl_app.cli_attack import attack_run
+
+    chosen = attacks or ["inverting_gradients"]
+    attack_run(
+        console,
+        run_dir,
+        chosen,
+        rounds=rounds,
+        clients=clients,
+        grants=grant or [],
+        limit=limit,
+        worker_name=worker.value,
+        perceptual=perceptual,
+    )
 
 
 @app.command("list")
 def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
     """List what a setting can be, with its own settings and their defaults."""
+    import adversary
     import client_defenses
     from fl_app import engines, models, spec
     from fl_app.config import Experiment
@@ -107,6 +148,7 @@ def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
 
     table = Table("name", "settings", "what it is", box=None, header_style="bold")
     registries: dict[Kind, Any] = {
+        Kind.attacks: adversary.ATTACKS,
         Kind.defenses: client_defenses.DEFENSES,
         Kind.models: models.MODELS,
         Kind.datasets: DATASETS,

@@ -7,8 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+import adversary
 import client_defenses
 from fl_app import spec
 from fl_app.data import DATASETS
@@ -17,9 +18,12 @@ from fl_app.data.splits import shares_of
 from fl_app.local import LocalRule
 from fl_app.models import MODELS
 from strategies import optimizers
+from strategies.selection import Selection, select
 
 Value = bool | int | float | str
 Count = Annotated[int, Field(ge=1)]
+# `capture=1` on a command line is a number to TOML.
+Numbers = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 
 
 class ConfigError(ValueError):
@@ -62,6 +66,16 @@ class Experiment(BaseModel):
         2, description="CPU threads of a gradient; part of the result's last bits"
     )
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="where gradients are computed: cpu, cuda or auto")
+    capture: Numbers = Field("none", description="rounds whose updates are kept for attacks: 'none', 'all', '1', '1,3', '1-5'")
+    capture_clients: Numbers = Field("all", description="clients whose updates are kept: 'all' or numbers such as '0,2'")
+    visibility: Literal["individual", "aggregate"] = Field(
+        "individual", description="what is kept: each client's update, or only their 'aggregate'"
+    )
+    attack: str = Field("none", description="attack on what is captured, see `thorns list attacks`; needs capture")
+    grant: str = Field("", description="what the attacker is told beyond the protocol: labels, defense, statistics")
+    worker: Literal["inline", "ray"] = Field(
+        "inline", description="where the attack runs: 'inline' after the training, 'ray' beside it"
+    )
     run_dir: str = Field("", description="where results go; empty: a new folder below ./runs")
 
     @model_validator(mode="after")
@@ -75,7 +89,35 @@ class Experiment(BaseModel):
         if self.min_clients > self.clients:
             raise ValueError(f"min-clients={self.min_clients} is more than clients={self.clients}")
         _ = self.rule
+        self._check_capture()
+        if self.attack != "none":
+            adversary.build(self.attack)
+            if not self.captured_rounds:
+                raise ValueError("an attack needs something to attack: set capture, e.g. capture=1 for the first round")
         return self
+
+    def _check_capture(self) -> None:
+        if far := self.captured_rounds.beyond(self.rounds):
+            raise ValueError(f"capture={self.capture!r} names round {far[0]}, but rounds={self.rounds}")
+        if not self.captured_clients:
+            raise ValueError("capture-clients='none' keeps nothing: use capture='none'")
+        if far := self.captured_clients.beyond(self.clients - 1):
+            raise ValueError(f"capture-clients={self.capture_clients!r} names client {far[0]}, the last is {self.clients - 1}")
+        if self.captured_rounds and self.visibility == "aggregate":
+            if self.capture_clients.strip().lower() != "all":
+                raise ValueError("visibility='aggregate' shows no single clients: leave capture-clients at 'all'")
+            if self.weighting != "examples":
+                raise ValueError("visibility='aggregate' is a mean by examples: it needs weighting='examples'")
+
+    @property
+    def captured_rounds(self) -> Selection:
+        """The rounds to capture."""
+        return select(self.capture, 1, "rounds")
+
+    @property
+    def captured_clients(self) -> Selection:
+        """The clients to capture."""
+        return select(self.capture_clients, 0, "clients")
 
     @property
     def rule(self) -> LocalRule:

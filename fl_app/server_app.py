@@ -9,14 +9,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
+from adversary.captures import Captures
 from fl_app.assets import Assets, assets_of, on_device, use_threads
+from fl_app.background import Background
 from fl_app.config import Experiment, from_run_config
 from fl_app.models import parameters_of
 from fl_app.runs import Checkpoint, RunDir, RunError, new_path
 from fl_app.scoring.utility import evaluate
 from fl_app.watcher import Watcher
 from fl_app.wire import to_record, to_tensors
-from strategies import FedDelta, FedSGD, Resumed, optimizers
+from strategies import Curious, FedDelta, FedSGD, Resumed, optimizers
 
 CHECKPOINT_SECONDS = 30.0
 PULL_SECONDS = 0.002
@@ -88,6 +90,22 @@ def build_strategy(experiment: Experiment) -> FedSGD:
     )
 
 
+def watched(fedsgd: FedSGD, experiment: Experiment, run: RunDir, background: Background | None) -> Strategy:
+    """The strategy with the curious hook around it, if the experiment asks for captures."""
+    if not experiment.captured_rounds:
+        return fedsgd
+    everyone = experiment.visibility == "aggregate"
+    return Curious(
+        fedsgd,
+        Captures(run.path / "captures"),
+        experiment.rule,
+        rounds=experiment.captured_rounds,
+        clients=None if everyone else experiment.captured_clients,
+        visibility=experiment.visibility,
+        on_capture=background.on_capture if background else None,
+    )
+
+
 def serve(grid: Grid, context: Context, watcher: Watcher, *, resume: bool = False) -> RunDir:
     """Run an experiment, or go on with the one in its run directory."""
     experiment = from_run_config(context.run_config)
@@ -110,8 +128,12 @@ def serve(grid: Grid, context: Context, watcher: Watcher, *, resume: bool = Fals
     # In the model's order, which the optimiser's flat state is in; a file has an order of its own.
     weights = to_record({name: kept.weights[name] if kept else value for name, value in initial.items()})
     watcher.started(run, experiment, done)
-    strategy: Strategy = Resumed(fedsgd, done) if done else fedsgd
-    with contextlib.suppress(Stopped):
+    beside = experiment.attack != "none" and experiment.worker == "ray"
+    background = Background(run, experiment.attack, experiment.grant) if beside else None
+    strategy = watched(fedsgd, experiment, run, background)
+    if done:
+        strategy = Resumed(strategy, done)  # outermost: the hook shall see the true rounds
+    with background or contextlib.nullcontext(), contextlib.suppress(Stopped):
         strategy.start(
             grid,
             weights,

@@ -1,7 +1,8 @@
 """Server strategies: what the server does with the updates it gets."""
 
+from strategies.curious import Curious
 from strategies.feddelta import FedDelta
 from strategies.fedsgd import FedSGD
 from strategies.resumed import Resumed
 
-__all__ = ["FedDelta", "FedSGD", "Resumed"]
+__all__ = ["Curious", "FedDelta", "FedSGD", "Resumed"]

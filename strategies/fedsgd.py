@@ -43,6 +43,31 @@ def rule_to_config(rule: LocalRule) -> dict[str, str | int | float]:
     }
 
 
+def read_update(message: Message, like: Tensors, most: int, key: str = "num-examples") -> tuple[Tensors, int]:
+    """(tensors as in `like`, number of examples up to `most`) of a reply; raises Rejected or WireError with the reason."""
+    if message.has_error():
+        raise Rejected(f"the client failed: {message.error.reason}")
+    records = list(message.content.values())
+    arrays = [record for record in records if isinstance(record, ArrayRecord)]
+    metrics = [record for record in records if isinstance(record, MetricRecord)]
+    if len(arrays) != 1 or len(metrics) != 1:
+        raise Rejected(f"it brings {len(arrays)} array and {len(metrics)} metric records, not one each")
+    record, counts = arrays[0], metrics[0]
+    if record.keys() != like.keys():
+        missing, extra = sorted(like.keys() - record.keys()), sorted(record.keys() - like.keys())
+        raise Rejected(f"wrong parameter names (missing {missing[:3]}, unknown {[name[:40] for name in extra[:3]]})")
+    update = to_tensors(record)
+    for name, expected in like.items():
+        if update[name].shape != expected.shape:
+            raise Rejected(f"{name} has the shape {tuple(update[name].shape)}, not {tuple(expected.shape)}")
+        if update[name].dtype != expected.dtype:
+            raise Rejected(f"{name} has the type {update[name].dtype}, not {expected.dtype}")
+    number = counts.get(key)
+    if not isinstance(number, int) or not 1 <= number <= most:
+        raise Rejected(f"{key} is {number!r}, not a whole number from 1 to {most}")
+    return update, number
+
+
 class FedSGD(Strategy):
     """Raw gradients in, weighted mean, server optimiser; invalid replies are left out and named in the log."""
 
@@ -207,24 +232,5 @@ class FedSGD(Strategy):
         node = message.metadata.src_node_id
         if node not in self._asked or node not in self.roster.client_of:
             raise Rejected("it was not asked in this round")
-        if message.has_error():
-            raise Rejected(f"the client failed: {message.error.reason}")
-        records = list(message.content.values())
-        arrays = [record for record in records if isinstance(record, ArrayRecord)]
-        metrics = [record for record in records if isinstance(record, MetricRecord)]
-        if len(arrays) != 1 or len(metrics) != 1:
-            raise Rejected(f"it brings {len(arrays)} array and {len(metrics)} metric records, not one each")
-        record, counts = arrays[0], metrics[0]
-        if record.keys() != self._like.keys():
-            missing, extra = sorted(self._like.keys() - record.keys()), sorted(record.keys() - self._like.keys())
-            raise Rejected(f"wrong parameter names (missing {missing[:3]}, unknown {[name[:40] for name in extra[:3]]})")
-        update = to_tensors(record)
-        for name, like in self._like.items():
-            if update[name].shape != like.shape:
-                raise Rejected(f"{name} has the shape {tuple(update[name].shape)}, not {tuple(like.shape)}")
-            if update[name].dtype != like.dtype:
-                raise Rejected(f"{name} has the type {update[name].dtype}, not {like.dtype}")
-        number = counts.get("num-examples")
-        if not isinstance(number, int) or not 1 <= number <= self.rule.num_examples:
-            raise Rejected(f"num-examples is {number!r}, not a whole number from 1 to {self.rule.num_examples}")
+        update, number = read_update(message, self._like, self.rule.num_examples)
         return Reply(self.roster.client_of[node], update, number)

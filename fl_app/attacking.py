@@ -1,0 +1,115 @@
+"""Attacking the captures of a run: which targets are open, work on them, and what is recorded."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import adversary
+from adversary.captures import CaptureError, Captures
+from adversary.jobs import Job, Key, Outcome, TaskSpec, guess_path
+from adversary.worker import Worker
+from fl_app import data
+from fl_app.assets import Assets, assets_of
+from fl_app.config import Experiment
+from fl_app.grants import knowledge_of
+from fl_app.runs import RunDir, RunError
+from fl_app.seeds import derive
+
+
+def folder_name(attack: str, grants: tuple[str, ...]) -> str:
+    """A readable folder for the results of an attack with its grants."""
+    text = attack + "".join(f" +{grant}" for grant in sorted(grants))
+    words = re.sub(r"[^a-z0-9_.]+", "-", text.lower()).strip("-")[:60]
+    return f"{words}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+def task_spec(experiment: Experiment) -> TaskSpec:
+    """The public facts of an experiment."""
+    dataset = data.load(experiment.dataset)
+    normalize = (dataset.mean, dataset.std) if experiment.normalize else None
+    return TaskSpec(experiment.model, dataset.input_shape, dataset.num_classes, normalize)
+
+
+class Session:
+    """One attack with its grants on the captures of one run; what is done is on disk, so it can be broken off and resumed."""
+
+    def __init__(self, run: RunDir, attack: str, grants: tuple[str, ...], worker: Worker) -> None:
+        adversary.build(attack)  # refuse a bad spec before anything is read
+        self.run, self.attack, self.grants, self.worker = run, attack, grants, worker
+        self.experiment = run.experiment()
+        self.captures = Captures(run.path / "captures")
+        self.folder = run.path / "attacks" / folder_name(attack, grants)
+        self.failures_path = self.folder / "failed.jsonl"
+
+    def captured(self, rounds: Collection[int] | None = None, clients: Collection[int] | None = None) -> list[Key]:
+        """The targets that were captured."""
+        found = self.captures.paths(rounds, clients)
+        if not found:
+            raise RunError(
+                f"{self.run.path} has no captures{' of these rounds and clients' if rounds or clients else ''}: "
+                "run with -c capture=1 (or all, or 1-5) to keep some"
+            )
+        return [_key(path) for path in found]
+
+    def failures(self) -> dict[Key, str]:
+        """The targets that failed, with the reason."""
+        if not self.failures_path.exists():
+            return {}
+        lines = [json.loads(line) for line in self.failures_path.read_text(encoding="utf-8").splitlines()]
+        return {(line["round"], line["client"]): line["reason"] for line in lines}
+
+    def pending(self, keys: list[Key]) -> list[Key]:
+        """The targets without a guess; failed ones are not tried again unless their record is deleted."""
+        failed = self.failures()
+        return [key for key in keys if key not in failed and not guess_path(self.folder, key).exists()]
+
+    def work(self, keys: list[Key], at_once: int, on_done: Callable[[list[Outcome]], None]) -> None:
+        """Attack targets, round by round and `at_once` together."""
+        assets = assets_of(self.experiment)
+        task = task_spec(self.experiment)
+        by_round: dict[int, list[Key]] = {}
+        for key in keys:
+            by_round.setdefault(key[0], []).append(key)
+        for members in by_round.values():
+            for start in range(0, len(members), at_once):
+                part = tuple(members[start : start + at_once])
+                job = Job(
+                    captures=self.captures.folder,
+                    out=self.folder,
+                    attack=self.attack,
+                    task=task,
+                    keys=part,
+                    seed=derive(self.experiment.seed, "attack", self.attack, *part[0]),
+                    granted={key: knowledge for key in part if (knowledge := self._grant(assets, key)) is not None},
+                    threads=self.experiment.threads,
+                    device=assets.device,
+                )
+                outcomes = self.worker.run(job)
+                self._record(outcomes)
+                on_done(outcomes)
+
+    def _grant(self, assets: Assets, key: Key) -> adversary.Knowledge | None:
+        if not self.grants:
+            return None
+        params = None
+        if "statistics" in self.grants:
+            try:
+                params = self.captures.read(self.captures.path_of(*key)).params
+            except CaptureError:
+                return None  # the job reports the damaged file
+        return knowledge_of(assets, self.grants, key, params)
+
+    def _record(self, outcomes: list[Outcome]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.failures_path.open("a", encoding="utf-8") as out:
+            for outcome in outcomes:
+                if outcome.status == "failed":
+                    line = {"round": outcome.key[0], "client": outcome.key[1], "reason": outcome.reason}
+                    out.write(json.dumps(line) + "\n")
+
+
+def _key(path: Path) -> Key:
+    client = -1 if path.stem == "aggregate" else int(path.stem.removeprefix("client-"))
+    return int(path.parent.name.removeprefix("round-")), client

@@ -1,0 +1,119 @@
+"""`thorns attack`: attack captures, score, show."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+import adversary
+from adversary.jobs import Key, Outcome
+from adversary.worker import make_worker
+from fl_app.assets import assets_of, use_threads
+from fl_app.attacking import Session
+from fl_app.grants import parse_grants
+from fl_app.runs import RunDir
+from fl_app.scoring.attacks import METRICS, Scoring
+from fl_app.scoring.score import Summary
+from strategies.selection import select
+
+AT_ONCE = 64
+
+
+def attack_run(
+    console: Console,
+    path: Path,
+    attacks: list[str],
+    *,
+    rounds: str = "all",
+    clients: str = "all",
+    grants: list[str],
+    limit: int = 0,
+    worker_name: str = "inline",
+    perceptual: bool = True,
+) -> None:
+    """Attack, score and show; every name is checked before the first attack starts."""
+    run, granted = RunDir.open(path), parse_grants(grants)
+    for text in attacks:
+        adversary.build(text)
+    in_round, of_client = select(rounds, 1, "rounds"), select(clients, 0, "clients")
+    experiment = run.experiment()
+    use_threads(experiment.threads)
+    worker = make_worker(worker_name)
+    try:
+        for text in attacks:
+            session = Session(run, text, granted, worker)
+            keys = [key for key in session.captured() if key[0] in in_round and (key[1] == -1 or key[1] in of_client)]
+            keys = keys[: limit or None]
+            _attack(console, session, keys)
+            scoring = Scoring(assets_of(experiment), session.folder, session.failures(), perceptual=perceptual)
+            with _bar(console, "scoring") as bar:
+                task = bar.add_task("", total=len(keys))
+                scoring.run(keys, lambda task=task, bar=bar: bar.advance(task))  # type: ignore[misc]
+            _show(console, session, scoring)
+    except KeyboardInterrupt:
+        console.print("Stopped. What was finished is kept; the same command goes on.")
+        raise typer.Exit(130) from None
+    finally:
+        worker.close()
+
+
+def _bar(console: Console, word: str) -> Progress:
+    return Progress(
+        TextColumn(word),
+        MofNCompleteColumn(),
+        BarColumn(24),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def _attack(console: Console, session: Session, keys: list[Key]) -> None:
+    open_ = session.pending(keys)
+    if len(open_) < len(keys):
+        console.print(f"{len(keys) - len(open_)} of {len(keys)} targets were attacked before", highlight=False)
+    if not open_:
+        return
+    with _bar(console, session.attack[:40]) as bar:
+        task = bar.add_task("", total=len(open_))
+
+        def on_done(outcomes: list[Outcome]) -> None:
+            bar.advance(task, len(outcomes))
+            for outcome in outcomes:
+                if outcome.status == "failed":
+                    console.print(f"round {outcome.key[0]}, client {outcome.key[1]} failed: {outcome.reason}", highlight=False)
+
+        session.work(open_, AT_ONCE, on_done)
+
+
+def _cell(summary: Summary) -> str:
+    if summary.mean is None:
+        return "unavailable" if summary.unavailable else "-"
+    if summary.low is None or summary.high is None:
+        return f"{summary.mean:.3f}"
+    return f"{summary.mean:.3f} ± {(summary.high - summary.low) / 2:.3f}"
+
+
+def _show(console: Console, session: Session, scoring: Scoring) -> None:
+    done = [line for line in scoring.lines if line["status"] == "done"]
+    failed = len(scoring.lines) - len(done)
+    ledger = done[0]["ledger"] if done else "-"
+    visibility = session.experiment.visibility
+    rows: list[tuple[str, dict[str, Any]]] = scoring.table()
+    console.print(f"[bold]{session.attack}[/bold]", highlight=False)
+    table = Table("", *(who for who, _ in rows), box=None, header_style="bold")
+    for name in METRICS:
+        table.add_row(name, *(_cell(metrics[name]) for _, metrics in rows))
+    console.print(table)
+    words = f"{len(done)} targets" + (f", {failed} failed" if failed else "")
+    console.print(
+        f"{words}; mean ± half of the 95 % interval; the server saw {visibility} updates; granted: {ledger}", highlight=False
+    )
+    for name, reason in {k: v for line in done for k, v in line["unavailable"].items() if v != "not asked for"}.items():
+        console.print(f"{name} is unavailable: {reason}", highlight=False)
+    console.print(f"Results: [bold]{os.path.relpath(session.folder)}[/bold]", soft_wrap=True)

@@ -1,0 +1,40 @@
+"""Granting an attacker what the protocol does not give: the one place where truth is handed out, and it is always recorded."""
+
+from dataclasses import replace
+
+import torch
+
+from adversary.base import Knowledge
+from adversary.priors import batchnorm_statistics
+from fl_app.assets import Assets
+from fl_app.local import Tensors
+from fl_app.seeds import generator
+from fl_app.truth import true_aggregate, true_examples
+
+GRANTS = ("labels", "defense", "statistics")
+
+
+def parse_grants(texts: list[str]) -> tuple[str, ...]:
+    """`["labels,defense"]` -> their names, checked."""
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in GRANTS:
+            raise ValueError(f"there is no grant '{name}'; valid: {', '.join(GRANTS)}")
+    return tuple(dict.fromkeys(names))
+
+
+def knowledge_of(assets: Assets, grants: tuple[str, ...], key: tuple[int, int], params: Tensors | None) -> Knowledge:
+    """What is granted about a target (round, client)."""
+    knowledge = Knowledge(defense=assets.experiment.defense if "defense" in grants else None)
+    if "labels" not in grants and "statistics" not in grants:
+        return knowledge
+    server_round, client = key
+    clients = range(assets.experiment.clients) if client == -1 else [client]
+    x, y = true_aggregate(assets, list(clients), server_round) if client == -1 else true_examples(assets, client, server_round)
+    if "labels" in grants:  # shuffled: the order of the examples is not part of the grant
+        order = torch.randperm(len(y), generator=generator(assets.experiment.seed, "granted labels", *key))
+        knowledge = replace(knowledge, labels=y[order])
+    if "statistics" in grants and params is not None:
+        statistics = batchnorm_statistics(assets.model, params, x)
+        knowledge = replace(knowledge, statistics={name: value.detach() for name, value in statistics.items()})
+    return knowledge

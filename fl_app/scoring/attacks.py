@@ -1,0 +1,95 @@
+"""Scores of an attack's guesses on a run: read back from disk, held against the truth and the floors, written beside them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from adversary.jobs import Key, guess_path
+from fl_app.assets import Assets
+from fl_app.scoring.floors import FLOORS
+from fl_app.scoring.grids import save_grid
+from fl_app.scoring.score import Row, Scores, score, summarize
+from fl_app.seeds import generator
+from fl_app.truth import true_aggregate, true_examples, true_positions
+
+METRICS = ("psnr", "ssim", "mse", "lpips_alex", "lpips_vgg", "label_accuracy")
+AT_MOST = 16
+
+
+def load_guess(path: Path) -> tuple[torch.Tensor, torch.Tensor, float, dict[str, str]]:
+    """(x, y, loss, notes) of a guess on disk; ValueError if the file is damaged."""
+    try:
+        with safe_open(path, "pt") as stored:
+            loss = stored.get_tensor("loss").item()
+            return stored.get_tensor("x"), stored.get_tensor("y"), loss, dict(stored.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+class Scoring:
+    """Scores the targets of one attack and keeps them as `scores.jsonl`, with a picture of the first ones."""
+
+    def __init__(self, assets: Assets, folder: Path, failures: dict[Key, str], *, perceptual: bool = True) -> None:
+        self.assets, self.folder, self.failures, self.perceptual = assets, folder, failures, perceptual
+        self.lines: list[dict[str, Any]] = []
+        self.floors: dict[str, list[Row]] = {name: [] for name in FLOORS}
+        self._shown: list[tuple[torch.Tensor, torch.Tensor, str]] = []
+
+    def run(self, keys: list[Key], on_done: Callable[[], None] = lambda: None) -> None:
+        """Score all targets; failed ones stay in the list as failed."""
+        for key in keys:
+            self.lines.append(self._target(key))
+            on_done()
+        text = "".join(json.dumps(line) + "\n" for line in self.lines)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "scores.jsonl").write_text(text, encoding="utf-8")
+        if self._shown:
+            true_x, guess_x, captions = zip(*self._shown[:AT_MOST], strict=True)
+            save_grid(self.folder / "grid.png", torch.stack(true_x), {self.folder.name[:-7]: torch.stack(guess_x)}, captions)
+
+    def rows(self) -> list[Row | None]:
+        """One row a target; None where it failed."""
+        return [{name: line[name] for name in METRICS} if line["status"] == "done" else None for line in self.lines]
+
+    def _target(self, key: Key) -> dict[str, Any]:
+        server_round, client = key
+        line: dict[str, Any] = {"round": server_round, "client": client}
+        path = guess_path(self.folder, key)
+        if key in self.failures or not path.exists():
+            return {**line, "status": "failed", "reason": self.failures.get(key, "there is no guess")}
+        clients = list(range(self.assets.experiment.clients)) if client == -1 else [client]
+        true_x, true_y = (
+            true_aggregate(self.assets, clients, server_round) if client == -1 else true_examples(self.assets, *key[::-1])
+        )
+        try:
+            x, y, loss, notes = load_guess(path)
+            scores = score(x, y, true_x, true_y, perceptual=self.perceptual)
+        except ValueError as error:
+            return {**line, "status": "failed", "reason": str(error)}
+        self._keep_picture(x, true_x, true_y, scores, key)
+        self._blind(key, clients, true_x, true_y)
+        row = scores.row()
+        return {**line, "status": "done", **row, "loss": loss, **notes, "unavailable": scores.unavailable}
+
+    def _keep_picture(self, x: torch.Tensor, true_x: torch.Tensor, true_y: torch.Tensor, scores: Scores, key: Key) -> None:
+        if len(self._shown) < AT_MOST:
+            for true, guess, label in zip(true_x, x[scores.order], true_y.tolist(), strict=True):
+                self._shown.append((true, guess, f"r{key[0]} c{key[1]}: {label}"))
+
+    def _blind(self, key: Key, clients: list[int], true_x: torch.Tensor, true_y: torch.Tensor) -> None:
+        excluded = torch.cat([true_positions(self.assets, client, key[0]) for client in clients])
+        for name, floor in FLOORS.items():
+            rng = generator(self.assets.experiment.seed, "floor", name, *key)
+            blind = floor(self.assets.splits.train, true_y, rng, excluded)
+            self.floors[name].append(score(blind, true_y, true_x, true_y, perceptual=self.perceptual).row())
+
+    def table(self) -> list[tuple[str, dict[str, Any]]]:
+        """(who, metric -> Summary) for the attack and for each floor."""
+        found = [("attack", {name: summarize(self.rows(), name) for name in METRICS})]
+        for name, rows in self.floors.items():
+            found.append((f"floor: {name}", {metric: summarize(rows, metric) for metric in METRICS}))
+        return found

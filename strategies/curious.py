@@ -1,0 +1,223 @@
+"""The honest-but-curious server: it does its work to the last bit, and keeps what it sees."""
+
+import logging
+from collections.abc import Callable, Container, Iterable
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from adversary.base import Observation, Visibility
+from adversary.capture_format import MOST
+from adversary.captures import CaptureError, Captures
+from adversary.sealed import finite
+from fl_app.local import LocalRule, Tensors
+from fl_app.wire import WireError, to_tensors
+from strategies.fedsgd import FedSGD, Rejected, read_update
+
+log = logging.getLogger("thorns")
+Payload = Literal["update", "weights"]
+MOST_REASONS = 100
+
+
+class Curious(Strategy):
+    """Any strategy, whose valid replies are also written to `captures` and handed to `on_capture`.
+
+    `rule` says how the clients make their updates; Flower's messages do not. With `payload="weights"` replies are new
+    weights, and the observation holds new - old. That difference is itself exact for small changes, but the client
+    rounded its new weights to float32 before: a change d of a weight w comes back with a relative error of up to about
+    6e-8 * |w / d|, so a change a million times smaller than its weight keeps one digit, and a smaller one is lost.
+
+    Clients have the numbers of the FedSGD roster; around another strategy, nodes are numbered as they first appear, by
+    node id. Nothing that goes wrong here reaches training: each reason is logged once, and `lost` counts what it cost.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        captures: Captures,
+        rule: LocalRule,
+        *,
+        rounds: Container[int] | None = None,
+        clients: Container[int] | None = None,
+        visibility: Visibility = "individual",
+        payload: Payload = "update",
+        on_capture: Callable[[Observation], None] | None = None,
+    ) -> None:
+        if visibility == "aggregate" and clients is not None:
+            raise ValueError("a server that sees only the aggregate sees no single clients: leave `clients` out")
+        if payload == "weights" and (rule.kind != "delta" or isinstance(strategy, FedSGD)):
+            raise ValueError("payload='weights' needs a rule of kind 'delta' and a strategy whose clients send weights")
+        self.strategy, self.captures, self.rule = strategy, captures, rule
+        self.rounds, self.clients, self.visibility, self.payload = rounds, clients, visibility, payload
+        self.on_capture = on_capture
+        self.lost = 0
+        """Observations that could not be written."""
+        self._params: Tensors = {}
+        self._copied: Tensors = {}
+        self._asked: set[int] = set()
+        self._numbers: dict[int, int] = {}
+        self._said: set[str] = set()
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Delegate, and remember which weights were sent to whom."""
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        self._asked = set()
+        try:
+            for node in sorted(message.metadata.dst_node_id for message in messages):
+                self._numbers.setdefault(node, len(self._numbers))
+            if self.rounds is None or server_round in self.rounds:
+                self._remember(server_round, arrays, messages)
+        except Exception as error:
+            self._complain(f"round {server_round} is not captured", f"{type(error).__name__}: {error}")
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Keep what the valid replies show, then delegate with the same replies."""
+        replies = list(replies)
+        if self._asked:
+            try:
+                self._watch(server_round, replies)
+            except Exception as error:
+                self._complain(f"round {server_round} is not captured", f"{type(error).__name__}: {error}")
+        return self.strategy.aggregate_train(server_round, replies)
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Delegate."""
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Delegate."""
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """Delegate."""
+        self.strategy.summary()
+
+    def _complain(self, what: str, reason: str, details: str = "") -> None:
+        """Warn of each reason once: a full disk fails every capture of a thousand rounds; replies can make up many."""
+        if reason not in self._said and len(self._said) < MOST_REASONS:
+            self._said.add(reason)
+            log.warning("%s: %s (training goes on; said once)", what, details or reason)
+
+    def _client(self, node: int) -> int:
+        roster = self.strategy.roster.client_of if isinstance(self.strategy, FedSGD) else self._numbers
+        if node not in roster:
+            raise Rejected("it is from an unknown node")
+        return roster[node]
+
+    def _remember(self, server_round: int, arrays: ArrayRecord, messages: list[Message]) -> None:
+        """Take the weights from the messages, which need not carry those that the strategy was given."""
+        sent = {}
+        for message in messages:
+            record = next((record for record in message.content.values() if isinstance(record, ArrayRecord)), None)
+            if record is not None:
+                sent[message.metadata.dst_node_id] = record
+        if not sent:
+            return
+        usual = arrays if any(record is arrays for record in sent.values()) else sent[min(sent)]
+        self._params = to_tensors(usual)
+        for node, record in sent.items():
+            # A round's captures share one set of weights; a client that was sent others cannot be among them.
+            if record is usual or _equal(to_tensors(record), self._params):
+                self._asked.add(node)
+            else:
+                self._complain(f"round {server_round}, node {node} is not captured", "it was sent weights of its own")
+                if self.visibility == "aggregate":
+                    self._asked.clear()  # the sum over the others is not what the server sees
+                    return
+
+    def _watch(self, server_round: int, replies: list[Message]) -> None:
+        """Turn the replies into observations, by client."""
+        seen: dict[int, Observation] = {}
+        for message in replies:
+            node = message.metadata.src_node_id
+            try:
+                client = self._client(node)
+                if client in seen:
+                    raise Rejected("it is the client's second reply")
+                if self.clients is None or client in self.clients:
+                    seen[client] = self._observe(server_round, client, message)
+            except (Rejected, WireError) as reason:
+                self._complain(f"round {server_round}, the reply of node {node} is not captured", str(reason))
+        found = [seen[client] for client in sorted(seen)]
+        if self.visibility == "aggregate" and found:
+            found = [aggregate(found)]
+        if found and self.on_capture is not None:
+            self._copied = own(self._params)
+        for observation in found:
+            try:
+                self._keep(observation)
+            except Exception as error:
+                self._complain("handing on a capture failed", f"{type(error).__name__}: {error}")
+
+    def _observe(self, server_round: int, client: int, message: Message) -> Observation:
+        node = message.metadata.src_node_id
+        if node not in self._asked:
+            raise Rejected("it was not asked with the weights of this round")
+        # What other strategies' clients count is theirs to say.
+        most = self.rule.num_examples if isinstance(self.strategy, FedSGD) else MOST
+        brought, number = read_update(message, self._params, most, getattr(self.strategy, "weighted_by_key", "num-examples"))
+        update = {name: brought[name] for name in self._params}
+        if self.payload == "weights":
+            update = {name: _difference(value, self._params[name]) for name, value in update.items()}
+        if not all(finite(value) for value in update.values()):
+            raise Rejected("its update has values that are not finite")
+        return Observation(
+            params=self._params,
+            update=update,
+            rule=self.rule,
+            num_examples=number,
+            server_round=server_round,
+            node_id=node,
+            client=client,
+        )
+
+    def _keep(self, observation: Observation) -> None:
+        """Write an observation and hand it on; on_capture gets it even if the disk is full."""
+        try:
+            self.captures.write(observation)
+        except CaptureError as error:
+            self.lost += 1
+            self._complain("a capture is lost, later ones are tried again", error.reason, str(error))
+        if self.on_capture is not None:
+            # Copies: what is done with them must not reach training.
+            self.on_capture(replace(observation, params=self._copied, update=own(observation.update)))
+
+
+def own(tensors: Tensors) -> Tensors:
+    """Copies of tensors."""
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+def aggregate(seen: list[Observation]) -> Observation:
+    """What secure aggregation shows of a round: the mean of its updates weighted by their examples, and no client."""
+    first, total = seen[0], sum(one.num_examples for one in seen)
+    update = {}
+    for name, like in first.params.items():
+        # Counters among the weights (BatchNorm has one) are averaged as float64 and rounded.
+        mean = torch.zeros_like(like, dtype=like.dtype if like.is_floating_point() else torch.float64)
+        for one in seen:
+            mean.add_(one.update[name], alpha=one.num_examples / total)
+        update[name] = (mean if like.is_floating_point() else mean.round()).to(like.dtype)
+    return Observation(
+        params=first.params,
+        update=update,
+        rule=first.rule,
+        num_examples=total,
+        server_round=first.server_round,
+        client=-1,
+        visibility="aggregate",
+        knowledge=first.knowledge,
+    )
+
+
+def _difference(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    return new ^ old if new.dtype == torch.bool else new - old
+
+
+def _equal(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
