@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import adversary
 from adversary.captures import CaptureError, Captures
 from adversary.jobs import Job, Key, Outcome, TaskSpec, guess_path
-from adversary.worker import Worker
+from adversary.worker import InlineWorker, Worker
 from fl_app import data
 from fl_app.assets import Assets, assets_of
 from fl_app.config import Experiment
@@ -83,12 +84,16 @@ class Session:
                     keys=part,
                     seed=derive(self.experiment.seed, "attack", self.attack, *part[0]),
                     granted={key: knowledge for key in part if (knowledge := self._grant(assets, key)) is not None},
-                    threads=self.experiment.threads,
+                    threads=self._threads(),
                     device=assets.device,
                 )
                 outcomes = self.worker.run(job)
                 self._record(outcomes)
                 on_done(outcomes)
+
+    def _threads(self) -> int:
+        """All cores when nothing else runs; beside the training no more than a client takes."""
+        return (os.cpu_count() or 1) if isinstance(self.worker, InlineWorker) else self.experiment.threads
 
     def _grant(self, assets: Assets, key: Key) -> adversary.Knowledge | None:
         if not self.grants:

@@ -12,7 +12,7 @@ from rich.table import Table
 import adversary
 from adversary.jobs import Key, Outcome
 from adversary.worker import make_worker
-from fl_app.assets import assets_of, use_threads
+from fl_app.assets import assets_of
 from fl_app.attacking import Session
 from fl_app.grants import parse_grants
 from fl_app.runs import RunDir
@@ -41,7 +41,6 @@ def attack_run(
         adversary.build(text)
     in_round, of_client = select(rounds, 1, "rounds"), select(clients, 0, "clients")
     experiment = run.experiment()
-    use_threads(experiment.threads)
     worker = make_worker(worker_name)
     try:
         for text in attacks:

@@ -63,7 +63,7 @@ class Experiment(BaseModel):
     eval_every: Count = Field(50, description="rounds between evaluations on the test set")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="decides every random draw")
     threads: Annotated[int, Field(ge=1, le=256)] = Field(
-        2, description="CPU threads of a gradient; part of the result's last bits"
+        1, description="CPU threads of a gradient; more pay for large models on the inline engine, and change the last bits"
     )
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="where gradients are computed: cpu, cuda or auto")
     capture: Numbers = Field("none", description="rounds whose updates are kept for attacks: 'none', 'all', '1', '1,3', '1-5'")

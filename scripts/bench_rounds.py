@@ -8,6 +8,7 @@ The three do the same gradients in the same order: bare loop and inline engine t
 """
 
 import argparse
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -22,6 +23,8 @@ from fl_app.assets import assets_of, use_threads
 from fl_app.config import Experiment
 from fl_app.local import Tensors
 from fl_app.watcher import Watcher
+
+THREADS = os.cpu_count() or 1  # what torch takes by itself, for the bare loop and for the engines alike
 
 
 class Clock(Watcher):
@@ -113,9 +116,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="leave Ray out")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    small = Experiment(model="lenet", clients=4, batch_size=8, rounds=400, eval_every=10**6)
+    small = Experiment(model="lenet", clients=4, batch_size=8, rounds=400, eval_every=10**6, threads=THREADS)
     compare("LeNet, MNIST, 4 clients, batch 8", small, options.repeats, 20, None if options.quick else (60, 10))
-    large = Experiment(dataset="cifar10", model="resnet18", clients=4, batch_size=16, rounds=8, eval_every=10**6)
+    large = Experiment(
+        dataset="cifar10", model="resnet18", clients=4, batch_size=16, rounds=8, eval_every=10**6, threads=THREADS
+    )
     compare("ResNet-18, CIFAR-10, 4 clients, batch 16", large, min(3, options.repeats), 2, None)
 
 

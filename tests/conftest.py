@@ -2,6 +2,9 @@ import os
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Test processes share the cores: threads that spin while they wait make each other up to a hundred times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import numpy as np
 import pytest

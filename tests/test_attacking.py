@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from test_cli import thorns
 
 from adversary.jobs import guess_path
 from adversary.worker import InlineWorker, RayWorker
@@ -19,7 +20,6 @@ from fl_app.grants import parse_grants
 from fl_app.runs import RunError
 from fl_app.scoring.attacks import Scoring, load_guess
 from fl_app.watcher import Watcher
-from tests.test_cli import thorns
 
 IDLG = "idlg(iterations=60, restarts=1)"
 

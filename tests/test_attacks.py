@@ -112,13 +112,17 @@ def test_a_batch_is_rebuilt_with_inferred_labels():
 
 
 def test_local_steps_are_unrolled():
-    x, y = digits(1, 4)
-    rule = LocalRule(kind="delta", batch_size=2, steps=4, lr=0.004, examples=4)
-    seen, task = seen_of(x, y, rule)
-    guess = attack("gradient_matching(optimizer='lbfgs', lr=1, iterations=250, init='uniform', boxed=False)", seen, task)
+    """Matching the unrolled steps finds the images; taking the weight change for one gradient does not."""
+    x, y = digits(1, 2)
+    rule = LocalRule(kind="delta", batch_size=1, steps=4, lr=0.02, examples=2)
+    seen, task = seen_of(x, y, rule, knowledge=Knowledge(labels=y[0]))
+    text = "gradient_matching(optimizer='lbfgs', lr=1, iterations=200, init='uniform', boxed=False, labels='given')"
+    unrolled = attack(text, seen, task)
+    taken = {name: -value / (rule.lr * rule.steps) for name, value in seen[0].update.items()}
+    naive = attack(text, [dataclasses.replace(seen[0], update=taken, rule=LocalRule(batch_size=2))], task)
     mean = data.load("mnist").train.x.float().mean(0) / 255
-    best = torch.tensor([max(psnr(guess.x[:, i : i + 1], x[:, j : j + 1]).item() for i in range(4)) for j in range(4)])
-    assert best.mean() > psnr(mean.expand_as(x), x).mean() + 1
+    assert psnr(unrolled.x, x).mean() > psnr(mean.expand_as(x), x).mean() + 3
+    assert psnr(unrolled.x, x).mean() > psnr(naive.x, x).mean() + 3
 
 
 @pytest.mark.parametrize("rule", ["sign", "min_column", "count"])
