@@ -117,6 +117,7 @@ def attack(
     limit: Annotated[int, typer.Option(min=0, help="At most so many targets; 0: all.")] = 0,
     worker: Annotated[Workplace, typer.Option(help="Where attacks run.")] = Workplace.inline,
     perceptual: Annotated[bool, typer.Option("--lpips/--no-lpips", help="Also score LPIPS.")] = True,
+    judge: Annotated[Path | None, typer.Option(metavar="DIR", help="An undefended run whose model judges the guesses.")] = None,
 ) -> None:
     """Attack the captures of a run, score the guesses and show them; what is done already is not done again."""
     from fl_app.cli_attack import attack_run
@@ -132,6 +133,7 @@ def attack(
         limit=limit,
         worker_name=worker.value,
         perceptual=perceptual,
+        judge=judge,
     )
 
 

@@ -8,15 +8,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from torch import nn
 
 import adversary
 from adversary.jobs import Key, Outcome
 from adversary.worker import make_worker
 from fl_app.assets import assets_of
 from fl_app.attacking import Session
+from fl_app.config import Experiment
 from fl_app.grants import parse_grants
-from fl_app.runs import RunDir
-from fl_app.scoring.attacks import METRICS, Scoring
+from fl_app.local import Tensors
+from fl_app.runs import RunDir, RunError
+from fl_app.scoring.attacks import Scoring
 from fl_app.scoring.score import Summary
 from strategies.selection import select
 
@@ -34,6 +37,7 @@ def attack_run(
     limit: int = 0,
     worker_name: str = "inline",
     perceptual: bool = True,
+    judge: Path | None = None,
 ) -> None:
     """Attack, score and show; every name is checked before the first attack starts."""
     run, granted = RunDir.open(path), parse_grants(grants)
@@ -41,6 +45,7 @@ def attack_run(
         adversary.build(text)
     in_round, of_client = select(rounds, 1, "rounds"), select(clients, 0, "clients")
     experiment = run.experiment()
+    judged_by = _judge(judge, experiment) if judge else None
     worker = make_worker(worker_name)
     try:
         for text in attacks:
@@ -48,7 +53,7 @@ def attack_run(
             keys = [key for key in session.captured() if key[0] in in_round and (key[1] == -1 or key[1] in of_client)]
             keys = keys[: limit or None]
             _attack(console, session, keys)
-            scoring = Scoring(assets_of(experiment), session.folder, session.failures(), perceptual=perceptual)
+            scoring = Scoring(assets_of(experiment), session.folder, session.failures(), perceptual=perceptual, judge=judged_by)
             with _bar(console, "scoring") as bar:
                 task = bar.add_task("", total=len(keys))
                 scoring.run(keys, lambda task=task, bar=bar: bar.advance(task))  # type: ignore[misc]
@@ -58,6 +63,15 @@ def attack_run(
         raise typer.Exit(130) from None
     finally:
         worker.close()
+
+
+def _judge(path: Path, experiment: Experiment) -> tuple[nn.Module, Tensors]:
+    """The final model of another, undefended run on the same data."""
+    run = RunDir.open(path)
+    theirs, kept = run.experiment(), run.load_checkpoint()
+    if kept is None or theirs.defense != "none" or theirs.dataset != experiment.dataset:
+        raise RunError(f"{path} cannot judge: it must be a finished, undefended run on {experiment.dataset}")
+    return assets_of(theirs).model, kept.weights
 
 
 def _bar(console: Console, word: str) -> Progress:
@@ -106,10 +120,10 @@ def _show(console: Console, session: Session, scoring: Scoring) -> None:
     rows: list[tuple[str, dict[str, Any]]] = scoring.table()
     console.print(f"[bold]{session.attack}[/bold]", highlight=False)
     table = Table("", *(who for who, _ in rows), box=None, header_style="bold")
-    for name in METRICS:
+    for name in scoring.metrics:
         table.add_row(name, *(_cell(metrics[name]) for _, metrics in rows))
     console.print(table)
-    words = f"{len(done)} targets" + (f", {failed} failed" if failed else "")
+    words = f"{len(done)} targets" + (f", {failed} failed" if failed else "") + f"; PSNR >= 30 dB: {scoring.success():.0%}"
     console.print(
         f"{words}; mean ± half of the 95 % interval; the server saw {visibility} updates; granted: {ledger}", highlight=False
     )

@@ -9,7 +9,7 @@ from adversary.priors import batchnorm_statistics
 from fl_app.assets import Assets
 from fl_app.local import Tensors
 from fl_app.seeds import generator
-from fl_app.truth import true_aggregate, true_examples
+from fl_app.truth import clients_behind, true_aggregate
 
 GRANTS = ("labels", "defense", "statistics")
 
@@ -29,8 +29,7 @@ def knowledge_of(assets: Assets, grants: tuple[str, ...], key: tuple[int, int], 
     if "labels" not in grants and "statistics" not in grants:
         return knowledge
     server_round, client = key
-    clients = range(assets.experiment.clients) if client == -1 else [client]
-    x, y = true_aggregate(assets, list(clients), server_round) if client == -1 else true_examples(assets, client, server_round)
+    x, y = true_aggregate(assets, clients_behind(assets, client, server_round), server_round)
     if "labels" in grants:  # shuffled: the order of the examples is not part of the grant
         order = torch.randperm(len(y), generator=generator(assets.experiment.seed, "granted labels", *key))
         knowledge = replace(knowledge, labels=y[order])

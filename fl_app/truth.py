@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fl_app.assets import Assets
 from fl_app.data.batches import round_positions
+from strategies.roster import sample_clients
 
 
 def true_positions(assets: Assets, client: int, server_round: int) -> Tensor:
@@ -19,6 +20,14 @@ def true_positions(assets: Assets, client: int, server_round: int) -> Tensor:
 def true_examples(assets: Assets, client: int, server_round: int) -> tuple[Tensor, Tensor]:
     """What a client used in a round: x (n, *shape) in [0, 1], y int64 (n,)."""
     return assets.batch(client, server_round)
+
+
+def clients_behind(assets: Assets, client: int, server_round: int) -> list[int]:
+    """The clients whose examples are in a target: one, or for an aggregate (client -1) all that were asked in the round."""
+    chosen = assets.experiment
+    if client != -1:
+        return [client]
+    return sample_clients(chosen.clients, chosen.fraction, chosen.min_clients, chosen.seed, server_round)
 
 
 def true_aggregate(assets: Assets, clients: Sequence[int], server_round: int) -> tuple[Tensor, Tensor]:

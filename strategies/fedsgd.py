@@ -11,10 +11,9 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
 from fl_app.local import LocalRule, Tensors
-from fl_app.seeds import generator
 from fl_app.wire import WireError, to_record, to_tensors
 from strategies.optimizers import ServerOptimizer
-from strategies.roster import Roster
+from strategies.roster import Roster, sample_clients
 
 log = logging.getLogger("thorns")
 Weighting = Literal["examples", "equal"]
@@ -103,12 +102,7 @@ class FedSGD(Strategy):
 
     def chosen(self, server_round: int) -> list[int]:
         """The clients of a round: a pure function of the seed."""
-        clients = self.roster.expected
-        number = max(self.min_clients, round(self.fraction * clients))
-        if number >= clients:
-            return list(range(clients))
-        order = torch.randperm(clients, generator=generator(self.seed, "clients", server_round))
-        return sorted(order[:number].tolist())
+        return sample_clients(self.roster.expected, self.fraction, self.min_clients, self.seed, server_round)
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Send the weights, the rule and the round to the chosen clients."""

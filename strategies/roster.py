@@ -7,11 +7,23 @@ each node once which client it is, and works with that number.
 import logging
 import time
 
+import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fl_app.seeds import generator
+
 log = logging.getLogger("thorns")
 IDENTIFY = "query.identify"
+
+
+def sample_clients(clients: int, fraction: float, min_clients: int, seed: int, server_round: int) -> list[int]:
+    """The clients of a round, sorted: a pure function of its arguments."""
+    number = max(min_clients, round(fraction * clients))
+    if number >= clients:
+        return list(range(clients))
+    order = torch.randperm(clients, generator=generator(seed, "clients", server_round))
+    return sorted(order[:number].tolist())
 
 
 class RosterError(RuntimeError):

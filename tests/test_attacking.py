@@ -91,6 +91,34 @@ def test_an_attack_that_cannot_work_is_a_reason_and_not_a_crash(captured):
     assert "grant labels" in outcomes[0].reason
 
 
+def test_an_aggregate_is_attacked_and_held_against_the_clients_in_it(small):
+    run = engines.run(
+        small.changed(clients=4, fraction=0.5, batch_size=2, rounds=1, capture="1", visibility="aggregate"), "inline", Watcher()
+    )
+    session, keys, outcomes = attack(run, "inverting_gradients(iterations=3)")
+    assert keys == [(1, -1)]
+    assert outcomes[0].status == "done", outcomes
+    scoring = Scoring(assets_of(run.experiment()), session.folder, session.failures(), perceptual=False)
+    scoring.run(keys)
+    assert scoring.lines[0]["visibility"] == "aggregate"
+    assert scoring.table()[0][1]["psnr"].n == 1
+
+
+def test_a_ray_worker_attacks_beside_the_training(small):
+    """With and without it the weights are the same; what it could not finish is still open afterwards."""
+    plain = engines.run(small.changed(batch_size=1, rounds=40), "inline", Watcher())
+    busy = small.changed(batch_size=1, rounds=40, capture="1-2", attack=IDLG, worker="ray", run_dir=small.run_dir + "2")
+    run = engines.run(busy, "inline", Watcher())
+    same = [
+        torch.equal(a, b)
+        for a, b in zip(plain.load_checkpoint().weights.values(), run.load_checkpoint().weights.values(), strict=True)
+    ]
+    assert all(same)
+    session, keys, _ = attack(run)
+    assert len(keys) == 6
+    assert session.pending(keys) == []
+
+
 def test_a_run_without_captures_is_explained(small):
     run = engines.run(small, "inline", Watcher())
     with pytest.raises(RunError, match="-c capture=1"):
@@ -122,8 +150,10 @@ def test_the_command_line_attacks_resumes_and_refuses(captured, tmp_path):
     assert done.returncode == 0, done.stderr
     for word in ("floor: class mean", "3 targets", "granted: nothing beyond the protocol", "Results:"):
         assert word in done.stdout
-    again = thorns("attack", str(captured.path), "--attack", IDLG, "--no-lpips", cwd=tmp_path)
+    words = ("--attack", IDLG, "--no-lpips", "--judge", str(captured.path))
+    again = thorns("attack", str(captured.path), *words, cwd=tmp_path)
     assert "3 of 6 targets were attacked before" in again.stdout
+    assert "judged_accuracy" in again.stdout
     for words, hint in (
         (["--attack", "idgl"], "did you mean 'idlg'"),
         (["--attack", IDLG, "--rounds", "x"], "does not select rounds"),

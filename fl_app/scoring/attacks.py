@@ -7,16 +7,21 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 
 from adversary.jobs import Key, guess_path
 from fl_app.assets import Assets
+from fl_app.local import Tensors
+from fl_app.scoring.classifier import clean_accuracy, kl_divergence
 from fl_app.scoring.floors import FLOORS
 from fl_app.scoring.grids import save_grid
-from fl_app.scoring.score import Row, Scores, score, summarize
+from fl_app.scoring.score import Row, Scores, score, success_rate, summarize
 from fl_app.seeds import generator
-from fl_app.truth import true_aggregate, true_examples, true_positions
+from fl_app.truth import clients_behind, true_aggregate, true_positions
 
 METRICS = ("psnr", "ssim", "mse", "lpips_alex", "lpips_vgg", "label_accuracy")
+JUDGED = ("kl", "judged_accuracy")
+"""Only with a judge: KL of its class distributions, and how often it sees the true class in a guess."""
 AT_MOST = 16
 
 
@@ -33,8 +38,17 @@ def load_guess(path: Path) -> tuple[torch.Tensor, torch.Tensor, float, dict[str,
 class Scoring:
     """Scores the targets of one attack and keeps them as `scores.jsonl`, with a picture of the first ones."""
 
-    def __init__(self, assets: Assets, folder: Path, failures: dict[Key, str], *, perceptual: bool = True) -> None:
-        self.assets, self.folder, self.failures, self.perceptual = assets, folder, failures, perceptual
+    def __init__(
+        self,
+        assets: Assets,
+        folder: Path,
+        failures: dict[Key, str],
+        *,
+        perceptual: bool = True,
+        judge: tuple[nn.Module, Tensors] | None = None,
+    ) -> None:
+        self.assets, self.folder, self.failures, self.perceptual, self.judge = assets, folder, failures, perceptual, judge
+        self.metrics = METRICS + (JUDGED if judge else ())
         self.lines: list[dict[str, Any]] = []
         self.floors: dict[str, list[Row]] = {name: [] for name in FLOORS}
         self._shown: list[tuple[torch.Tensor, torch.Tensor, str]] = []
@@ -53,7 +67,7 @@ class Scoring:
 
     def rows(self) -> list[Row | None]:
         """One row a target; None where it failed."""
-        return [{name: line[name] for name in METRICS} if line["status"] == "done" else None for line in self.lines]
+        return [{name: line[name] for name in self.metrics} if line["status"] == "done" else None for line in self.lines]
 
     def _target(self, key: Key) -> dict[str, Any]:
         server_round, client = key
@@ -61,10 +75,8 @@ class Scoring:
         path = guess_path(self.folder, key)
         if key in self.failures or not path.exists():
             return {**line, "status": "failed", "reason": self.failures.get(key, "there is no guess")}
-        clients = list(range(self.assets.experiment.clients)) if client == -1 else [client]
-        true_x, true_y = (
-            true_aggregate(self.assets, clients, server_round) if client == -1 else true_examples(self.assets, *key[::-1])
-        )
+        clients = clients_behind(self.assets, client, server_round)
+        true_x, true_y = true_aggregate(self.assets, clients, server_round)
         try:
             x, y, loss, notes = load_guess(path)
             scores = score(x, y, true_x, true_y, perceptual=self.perceptual)
@@ -72,8 +84,21 @@ class Scoring:
             return {**line, "status": "failed", "reason": str(error)}
         self._keep_picture(x, true_x, true_y, scores, key)
         self._blind(key, clients, true_x, true_y)
-        row = scores.row()
+        row = self._row(scores, x, true_x, true_y)
         return {**line, "status": "done", **row, "loss": loss, **notes, "unavailable": scores.unavailable}
+
+    def _row(self, scores: Scores, x: torch.Tensor, true_x: torch.Tensor, true_y: torch.Tensor) -> Row:
+        row = scores.row()
+        if self.judge is not None:
+            guess = x[scores.order]
+            row["kl"] = kl_divergence(*self.judge, true_x, guess).mean().item()
+            row["judged_accuracy"] = clean_accuracy(*self.judge, guess, true_y)
+        return row
+
+    def success(self, threshold: float = 30.0) -> float:
+        """The share of targets whose mean PSNR reaches a threshold; failed ones do not."""
+        values = torch.tensor([line["psnr"] for line in self.lines if line["status"] == "done"])
+        return success_rate(values, threshold, failed=len(self.lines) - len(values))
 
     def _keep_picture(self, x: torch.Tensor, true_x: torch.Tensor, true_y: torch.Tensor, scores: Scores, key: Key) -> None:
         if len(self._shown) < AT_MOST:
@@ -85,11 +110,12 @@ class Scoring:
         for name, floor in FLOORS.items():
             rng = generator(self.assets.experiment.seed, "floor", name, *key)
             blind = floor(self.assets.splits.train, true_y, rng, excluded)
-            self.floors[name].append(score(blind, true_y, true_x, true_y, perceptual=self.perceptual).row())
+            scores = score(blind, true_y, true_x, true_y, perceptual=self.perceptual)
+            self.floors[name].append(self._row(scores, blind, true_x, true_y))
 
     def table(self) -> list[tuple[str, dict[str, Any]]]:
         """(who, metric -> Summary) for the attack and for each floor."""
-        found = [("attack", {name: summarize(self.rows(), name) for name in METRICS})]
+        found = [("attack", {name: summarize(self.rows(), name) for name in self.metrics})]
         for name, rows in self.floors.items():
-            found.append((f"floor: {name}", {metric: summarize(rows, metric) for metric in METRICS}))
+            found.append((f"floor: {name}", {metric: summarize(rows, metric) for metric in self.metrics}))
         return found
