@@ -18,7 +18,7 @@ class DLG(GradientMatching):
     # Ours: a line search, and a start in U(0, 1). With the paper's N(0, 1) a third of the starts end on a plateau.
     init: Literal["normal", "uniform"] = "uniform"
     # The paper's 300 calls of torch's LBFGS are up to 20 evaluations each. Ours: single evaluations, stopped when solved.
-    iterations: Count = 2500
+    iterations: Count = 4000
     restarts: Count = 2  # ours
     solved: Weight = 3e-6  # ours: squared gradient distance at which a target counts as found
 
