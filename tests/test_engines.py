@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import client_defenses
+from adversary.captures import Captures
 from client_defenses import Defense
 from fl_app import engines
 from fl_app.assets import assets_of
@@ -22,7 +23,7 @@ from fl_app.watcher import Watcher
 from strategies.fedsgd import rule_to_config
 
 CASES = {
-    "partial participation": {"clients": 7, "fraction": 0.4},
+    "partial participation": {"clients": 7, "fraction": 0.4, "capture": "1-2"},
     "not IID": {"partition": "dirichlet(alpha=0.3)"},
     "local steps": {"update": "delta", "local_steps": 3, "local_examples": 8, "optimizer": "adam(lr=0.01)"},
     "batch norm": {"model": "resnet10", "batch_size": 2, "rounds": 2},
@@ -65,6 +66,11 @@ def test_ray_gives_the_weights_of_inline(case, small, tmp_path):
     timeless = [[{k: v for k, v in line.items() if k != "seconds"} for line in run.metrics()] for run in (inline, ray)]
     assert timeless[0] == timeless[1]
     assert not same(weights_of(inline), parameters_of(assets_of(experiment).model))
+    seen = [Captures(run.path / "captures").read_all()[0] for run in (inline, ray)]
+    assert len(seen[0]) == len(seen[1]) == (6 if experiment.capture != "none" else 0)
+    for ours, theirs in zip(*seen, strict=True):
+        assert (ours.server_round, ours.client) == (theirs.server_round, theirs.client)
+        assert same(ours.update, theirs.update)
 
 
 def test_inline_is_the_loop_one_would_write_by_hand(small):
