@@ -105,7 +105,7 @@ def compare(title: str, experiment: Experiment, repeats: int, warm: int, ray: tu
     if ray:
         short = experiment.changed(rounds=ray[0])
         _, same = engine_rate(short, "inline", ray[1])
-        for name, stock in (("Ray as Flower ships it", True), ("Ray, polled faster", False)):
+        for name, stock in (("Ray, Flower's polling", True), ("Ray, our polling", False)):
             rate, weights = engine_rate(short, "ray", ray[1], stock)
             print(f"  {name:24} {rate:8.2f} rounds/s   inline is {median(inline) / rate:.1f} x as fast", flush=True)
             print(f"    final weights bit-identical to inline: {difference(same, weights) == 0}", flush=True)

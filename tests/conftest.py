@@ -2,7 +2,7 @@ import os
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-# Test processes share the cores: threads that spin while they wait make each other up to a hundred times slower.
+# Test processes share the cores: threads that spin while they wait slow each other down by large factors.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
