@@ -24,6 +24,14 @@ class Memory:
         """An empty memory with its own generator."""
         return cls({}, torch.Generator().manual_seed(seed))
 
+    def uniform(self, like: Tensor) -> Tensor:
+        """Draws from U(0, 1) in float32, of a tensor's shape and on its device."""
+        return torch.rand(like.shape, generator=self.rng).to(like.device)
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Draws from N(0, 1) in float32, of a tensor's shape and on its device."""
+        return torch.randn(like.shape, generator=self.rng).to(like.device)
+
     def part(self, name: str) -> "Memory":
         """A view for one part of a chain: its own names, the same generator."""
         prefix = f"{name}/"
@@ -54,13 +62,28 @@ class Defense(Checked):
         """Take the gradient."""
         return step.gradient()
 
-    def on_gradient(self, grads: Tensors, step: Step, memory: Memory) -> Tensors:
-        """Transform the gradient of one step."""
+    def transform(self, grads: Tensors, memory: Memory) -> Tensors:
+        """Transform the gradient of one step by itself: all that a defense may do to be used on messages too."""
         return grads
+
+    def on_gradient(self, grads: Tensors, step: Step, memory: Memory) -> Tensors:
+        """Transform the gradient of one step, with a look at what it was taken of."""
+        return self.transform(grads, memory)
 
     def on_update(self, update: Tensors, memory: Memory) -> Tensors:
         """Transform the update after all local steps."""
         return update
+
+    def expected(self, grads: Tensors) -> Tensors:
+        """What an attacker who knows the defense expects to see of a gradient: without draws, and with a useful slope.
+
+        It runs under vmap and is differentiated; a transform of zero slope (rounding, signs) passes slopes straight through.
+        """
+        return grads
+
+    def noise_multiplier(self) -> float | None:
+        """Noise / sensitivity of the Gaussian mechanism that each step is, for an accountant; None: it promises no epsilon."""
+        return None
 
     @final
     def protect(self, step: Step, memory: Memory) -> Tensors:
@@ -86,6 +109,16 @@ def overrides(defense: Defense, hook: str) -> bool:
     if isinstance(defense, Chain):
         return any(overrides(part, hook) for part in defense.parts)
     return getattr(type(defense), hook) is not getattr(Defense, hook)
+
+
+BEYOND_MESSAGES = ("wrap_model", "on_batch", "gradient", "on_gradient")
+
+
+def beyond_messages(defense: Defense) -> list[str]:
+    """The hooks by which a defense looks at data or model; without any it can transform a message by itself."""
+    if isinstance(defense, Chain):
+        return [hook for part in defense.parts for hook in beyond_messages(part)]
+    return [hook for hook in BEYOND_MESSAGES if overrides(defense, hook)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +165,26 @@ class Chain(Defense):
             grads = part.on_gradient(grads, step, own)
             memory.keep(name, own)
         return grads
+
+    def transform(self, grads: Tensors, memory: Memory) -> Tensors:
+        """Pass the gradient through each part."""
+        for name, part, own in self._each(memory):
+            grads = part.transform(grads, own)
+            memory.keep(name, own)
+        return grads
+
+    def expected(self, grads: Tensors) -> Tensors:
+        """What each part in turn is expected to make of a gradient."""
+        for part in self.parts:
+            grads = part.expected(grads)
+        return grads
+
+    def noise_multiplier(self) -> float | None:
+        """That of its first part, if the others only process what it gave and none looks at data again."""
+        found = [(place, value) for place, part in enumerate(self.parts) if (value := part.noise_multiplier()) is not None]
+        if len(found) != 1 or found[0][0] != 0 or any(beyond_messages(part) for part in self.parts[1:]):
+            return None
+        return found[0][1]
 
     def on_update(self, update: Tensors, memory: Memory) -> Tensors:
         """Pass the update through each part."""
