@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 from adversary.base import Attack, AttackError, Guess, Knowledge, Observation, Task
 from adversary.matching import GradientMatching
-from adversary.presets import DLG, IDLG, GradInversion, InvertingGradients
+from adversary.presets import DLG, IDLG, CosineLBFGS, GradInversion, InvertingGradients
 from fl_app import spec
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
+    "cosine_lbfgs": CosineLBFGS,
     "dlg": DLG,
     "grad_inversion": GradInversion,
     "gradient_matching": GradientMatching,

@@ -29,11 +29,19 @@ class Knowledge:
     statistics: Tensors = field(default_factory=dict)
     """BatchNorm statistics of the client's batch: layer name -> (2, channels), means and variances."""
 
+    repeats: bool = False
+    """That the client used the same examples in all of its rounds that were captured."""
+
     @property
     def ledger(self) -> tuple[str, ...]:
         """The names of what was granted, for people."""
-        granted = (self.labels is not None, self.defense is not None, bool(self.statistics))
-        return tuple(name for name, given in zip(("labels", "defense", "bn statistics"), granted, strict=True) if given)
+        granted = {
+            "labels": self.labels is not None,
+            "defense": self.defense is not None,
+            "bn statistics": bool(self.statistics),
+            "repeated examples": self.repeats,
+        }
+        return tuple(name for name, given in granted.items() if given)
 
 
 @dataclass(frozen=True, kw_only=True)

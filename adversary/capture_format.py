@@ -58,6 +58,8 @@ def encode(seen: Observation, model: str) -> tuple[Tensors, dict[str, str]]:
     }
     if seen.knowledge.defense is not None:
         notes["defense"] = seen.knowledge.defense
+    if seen.knowledge.repeats:
+        notes["repeats"] = 1
     return tensors, {key: str(value) for key, value in notes.items()}
 
 
@@ -112,7 +114,7 @@ def read_observation(path: Path, model: Model, server_round: int, client: int) -
         node_id=_number(notes, "node_id"),
         client=_number(notes, "client"),
         visibility=cast(Visibility, notes.get("visibility", "")),
-        knowledge=Knowledge(labels=labels, defense=notes.get("defense"), statistics=statistics),
+        knowledge=Knowledge(labels=labels, defense=notes.get("defense"), statistics=statistics, repeats="repeats" in notes),
     )
     check(seen)
     if (seen.server_round, seen.client) != (server_round, client):

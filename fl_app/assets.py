@@ -13,7 +13,7 @@ from fl_app.data.batches import round_positions
 from fl_app.data.partitions import partition
 from fl_app.data.splits import Splits, split
 from fl_app.local import Tensors
-from fl_app.seeds import derive
+from fl_app.seeds import derive, generator
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ def assets_of(experiment: Experiment) -> Assets:
     dataset = data.load(experiment.dataset)
     splits = _splits(experiment.dataset, experiment.split, experiment.seed)
     shares = partition(splits.train.y, experiment.partition, experiment.clients, experiment.seed, data.cache_dir())
+    if experiment.client_examples:
+        shares = [_owned(share, experiment, client) for client, share in enumerate(shares)]
     device = device_of(experiment.device)
     model = models.build(
         experiment.model,
@@ -68,6 +70,12 @@ def assets_of(experiment: Experiment) -> Assets:
     ).to(device)
     defense = client_defenses.build(experiment.defense)
     return Assets(experiment, splits, shares, dataset.num_classes, model, defense.wrap_model(model), defense, device)
+
+
+def _owned(share: Tensor, experiment: Experiment, client: int) -> Tensor:
+    """A random part of a client's share."""
+    order = torch.randperm(len(share), generator=generator(experiment.seed, "owned", client))
+    return share[order[: experiment.client_examples]]
 
 
 def on_device(tensors: Tensors, device: str) -> Tensors:

@@ -10,6 +10,7 @@ from pathlib import Path
 import adversary
 from adversary.captures import CaptureError, Captures
 from adversary.jobs import Job, Key, Outcome, TaskSpec, guess_path
+from adversary.matching import GradientMatching
 from adversary.worker import InlineWorker, Worker
 from fl_app import data
 from fl_app.assets import Assets, assets_of
@@ -37,7 +38,8 @@ class Session:
     """One attack with its grants on the captures of one run; what is done is on disk, so it can be broken off and resumed."""
 
     def __init__(self, run: RunDir, attack: str, grants: tuple[str, ...], worker: Worker) -> None:
-        adversary.build(attack)  # refuse a bad spec before anything is read
+        built = adversary.build(attack)  # refuse a bad spec before anything is read
+        self.together = built.together if isinstance(built, GradientMatching) else 1
         self.run, self.attack, self.grants, self.worker = run, attack, grants, worker
         self.experiment = run.experiment()
         self.captures = Captures(run.path / "captures")
@@ -64,32 +66,42 @@ class Session:
     def pending(self, keys: list[Key]) -> list[Key]:
         """The targets without a guess; failed ones are not tried again unless their record is deleted."""
         failed = self.failures()
-        return [key for key in keys if key not in failed and not guess_path(self.folder, key).exists()]
+        open_ = [key for key in keys if key not in failed and not guess_path(self.folder, key).exists()]
+        if self.together > 1:  # rounds of a client stand and fall together
+            clients = {client for _, client in open_}
+            open_ = [key for key in keys if key[1] in clients and key not in failed]
+        return open_
 
     def work(self, keys: list[Key], at_once: int, on_done: Callable[[list[Outcome]], None]) -> None:
-        """Attack targets, round by round and `at_once` together."""
+        """Attack targets, those of a round (or the rounds of a client) together and about `at_once` in a job."""
         assets = assets_of(self.experiment)
         task = task_spec(self.experiment)
-        by_round: dict[int, list[Key]] = {}
+        for part in self._parts(keys, at_once):
+            job = Job(
+                captures=self.captures.folder,
+                out=self.folder,
+                attack=self.attack,
+                task=task,
+                keys=part,
+                seed=derive(self.experiment.seed, "attack", self.attack, *part[0]),
+                granted={key: knowledge for key in part if (knowledge := self._grant(assets, key)) is not None},
+                threads=self._threads(),
+                device=assets.device,
+            )
+            outcomes = self.worker.run(job)
+            self._record(outcomes)
+            on_done(outcomes)
+
+    def _parts(self, keys: list[Key], at_once: int) -> list[tuple[Key, ...]]:
+        """The keys of each job."""
+        shared = 0 if self.together == 1 else 1
+        bundles: dict[int, list[Key]] = {}
         for key in keys:
-            by_round.setdefault(key[0], []).append(key)
-        for members in by_round.values():
-            for start in range(0, len(members), at_once):
-                part = tuple(members[start : start + at_once])
-                job = Job(
-                    captures=self.captures.folder,
-                    out=self.folder,
-                    attack=self.attack,
-                    task=task,
-                    keys=part,
-                    seed=derive(self.experiment.seed, "attack", self.attack, *part[0]),
-                    granted={key: knowledge for key in part if (knowledge := self._grant(assets, key)) is not None},
-                    threads=self._threads(),
-                    device=assets.device,
-                )
-                outcomes = self.worker.run(job)
-                self._record(outcomes)
-                on_done(outcomes)
+            bundles.setdefault(key[shared], []).append(key)
+        if self.together == 1:
+            return [tuple(all_[i : i + at_once]) for all_ in bundles.values() for i in range(0, len(all_), at_once)]
+        clients = list(bundles.values())
+        return [tuple(key for one in clients[i : i + at_once] for key in one) for i in range(0, len(clients), at_once)]
 
     def _threads(self) -> int:
         """All cores when nothing else runs; beside the training no more than a client takes."""

@@ -104,7 +104,14 @@ def _run(experiment: Any, engine: str, *, resume: bool) -> None:
     if experiment.attack != "none":
         from fl_app.cli_attack import attack_run
 
-        attack_run(console, finished.path, [experiment.attack], grants=[experiment.grant], worker_name=experiment.worker)
+        attack_run(
+            console,
+            finished.path,
+            [experiment.attack],
+            grants=[experiment.grant],
+            worker_name=experiment.worker,
+            adaptive=experiment.adaptive,
+        )
 
 
 @app.command()
@@ -113,11 +120,12 @@ def attack(
     attacks: Annotated[list[str] | None, typer.Option("--attack", metavar="SPEC", help="An attack; may be repeated.")] = None,
     rounds: Annotated[str, typer.Option(help="Rounds to attack: all, 1, 1,3 or 1-5.")] = "all",
     clients: Annotated[str, typer.Option(help="Clients to attack: all or 0,2.")] = "all",
-    grant: Annotated[list[str] | None, typer.Option(help="Grant the attacker: labels, defense, statistics.")] = None,
+    grant: Annotated[list[str] | None, typer.Option(help="Grant the attacker: labels, defense, statistics, repeats.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="At most so many targets; 0: all.")] = 0,
     worker: Annotated[Workplace, typer.Option(help="Where attacks run.")] = Workplace.inline,
     perceptual: Annotated[bool, typer.Option("--lpips/--no-lpips", help="Also score LPIPS.")] = True,
     judge: Annotated[Path | None, typer.Option(metavar="DIR", help="An undefended run whose model judges the guesses.")] = None,
+    adaptive: Annotated[bool, typer.Option("--adaptive/--naive", help="Also the attacker who knows the defense.")] = True,
 ) -> None:
     """Attack the captures of a run, score the guesses and show them; what is done already is not done again."""
     from fl_app.cli_attack import attack_run
@@ -134,6 +142,7 @@ def attack(
         worker_name=worker.value,
         perceptual=perceptual,
         judge=judge,
+        adaptive=adaptive,
     )
 
 
@@ -142,6 +151,7 @@ def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
     """List what a setting can be, with its own settings and their defaults."""
     import adversary
     import client_defenses
+    from adversary.adaptive import PAIRS
     from fl_app import engines, models, spec
     from fl_app.config import Experiment
     from fl_app.data import DATASETS
@@ -157,7 +167,11 @@ def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
         Kind.partitions: PARTITIONS,
         Kind.optimizers: OPTIMIZERS,
     }
-    if kind in registries:
+    if kind is Kind.defenses:
+        table.add_column("who knows it")
+        for name, factory in client_defenses.DEFENSES.items():
+            table.add_row(name, *spec.describe(factory), PAIRS[name].why)
+    elif kind in registries:
         for name, factory in registries[kind].items():
             table.add_row(name, *spec.describe(factory))
     elif kind is Kind.engines:

@@ -1,8 +1,9 @@
 """`thorns attack`: attack captures, score, show."""
 
 import os
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -11,12 +12,14 @@ from rich.table import Table
 from torch import nn
 
 import adversary
+from adversary.adaptive import adapt
 from adversary.jobs import Key, Outcome
 from adversary.worker import make_worker
+from fl_app import spec
 from fl_app.assets import assets_of
 from fl_app.attacking import Session
 from fl_app.config import Experiment
-from fl_app.grants import parse_grants
+from fl_app.grants import knowledge_of, parse_grants
 from fl_app.local import Tensors
 from fl_app.runs import RunDir, RunError
 from fl_app.scoring.attacks import Scoring
@@ -24,6 +27,14 @@ from fl_app.scoring.score import Summary
 from strategies.selection import select
 
 AT_ONCE = 64
+
+
+class Contender(NamedTuple):
+    """An attack as it was asked for, or the same once it knows the defense."""
+
+    who: str
+    session: Session
+    scoring: Scoring
 
 
 def attack_run(
@@ -38,6 +49,7 @@ def attack_run(
     worker_name: str = "inline",
     perceptual: bool = True,
     judge: Path | None = None,
+    adaptive: bool = True,
 ) -> None:
     """Attack, score and show; every name is checked before the first attack starts."""
     run, granted = RunDir.open(path), parse_grants(grants)
@@ -45,24 +57,50 @@ def attack_run(
         adversary.build(text)
     in_round, of_client = select(rounds, 1, "rounds"), select(clients, 0, "clients")
     experiment = run.experiment()
+    assets = assets_of(experiment)
     judged_by = _judge(judge, experiment) if judge else None
     worker = make_worker(worker_name)
     try:
         for text in attacks:
-            session = Session(run, text, granted, worker)
-            keys = [key for key in session.captured() if key[0] in in_round and (key[1] == -1 or key[1] in of_client)]
+            first = Session(run, text, granted, worker)
+            keys = [key for key in first.captured() if key[0] in in_round and (key[1] == -1 or key[1] in of_client)]
             keys = keys[: limit or None]
-            _attack(console, session, keys)
-            scoring = Scoring(assets_of(experiment), session.folder, session.failures(), perceptual=perceptual, judge=judged_by)
-            with _bar(console, "scoring") as bar:
-                task = bar.add_task("", total=len(keys))
-                scoring.run(keys, lambda task=task, bar=bar: bar.advance(task))  # type: ignore[misc]
-            _show(console, session, scoring)
+            for key in keys[:1]:
+                knowledge_of(assets, granted, key, None)  # refuse a false grant before any work
+            contenders: list[Contender] = []
+            for who, session in _sessions(first, keys, adaptive=adaptive):
+                _attack(console, session, keys)
+                scoring = Scoring(
+                    assets,
+                    session.folder,
+                    session.failures(),
+                    perceptual=perceptual,
+                    judge=judged_by,
+                    floors=not contenders,  # they are the same for both
+                )
+                with _bar(console, "scoring") as bar:
+                    task = bar.add_task("", total=len(keys))
+                    scoring.run(keys, lambda task=task, bar=bar: bar.advance(task))  # type: ignore[misc]
+                contenders.append(Contender(who, session, scoring))
+            _show(console, contenders)
     except KeyboardInterrupt:
         console.print("Stopped. What was finished is kept; the same command goes on.")
         raise typer.Exit(130) from None
     finally:
         worker.close()
+
+
+def _sessions(asked: Session, keys: list[Key], *, adaptive: bool) -> list[tuple[str, Session]]:
+    """The attack as asked for, and beside it the attacker who knows the defense."""
+    defense = asked.experiment.defense
+    if not adaptive or all(part.name == "none" for part in spec.parse(defense)):
+        return [("attack", asked)]
+    seen = max(Counter(client for _, client in keys).values(), default=1)
+    text = adapt(asked.attack, defense, repeats="repeats" in asked.grants, rounds=seen)
+    if text is None:
+        return [("attack", asked)]
+    grants = parse_grants([*asked.grants, "defense"])
+    return [("naive", asked), ("adaptive", Session(asked.run, text, grants, asked.worker))]
 
 
 def _judge(path: Path, experiment: Experiment) -> tuple[nn.Module, Tensors]:
@@ -112,21 +150,36 @@ def _cell(summary: Summary) -> str:
     return f"{summary.mean:.3f} ± {(summary.high - summary.low) / 2:.3f}"
 
 
-def _show(console: Console, session: Session, scoring: Scoring) -> None:
-    done = [line for line in scoring.lines if line["status"] == "done"]
-    failed = len(scoring.lines) - len(done)
-    ledger = done[0]["ledger"] if done else "-"
-    visibility = session.experiment.visibility
-    rows: list[tuple[str, dict[str, Any]]] = scoring.table()
-    console.print(f"[bold]{session.attack}[/bold]", highlight=False)
+def _show(console: Console, contenders: list[Contender]) -> None:
+    first = contenders[0]
+    rows: list[tuple[str, dict[str, Any]]] = [one.scoring.table(one.who)[0] for one in contenders]
+    rows += first.scoring.table()[1:]
+    for one in contenders:
+        note = "" if one.who == "attack" else f" {one.who}"
+        console.print(f"[bold]{one.session.attack}[/bold]{note}", highlight=False, soft_wrap=True)
     table = Table("", *(who for who, _ in rows), box=None, header_style="bold")
-    for name in scoring.metrics:
+    for name in first.scoring.metrics:
         table.add_row(name, *(_cell(metrics[name]) for _, metrics in rows))
     console.print(table)
-    words = f"{len(done)} targets" + (f", {failed} failed" if failed else "") + f"; PSNR >= 30 dB: {scoring.success():.0%}"
+    defense = first.session.experiment.defense
     console.print(
-        f"{words}; mean ± half of the 95 % interval; the server saw {visibility} updates; granted: {ledger}", highlight=False
+        f"defense: {defense}; the server saw {first.session.experiment.visibility} updates; "
+        "mean ± half of the 95 % interval over targets",
+        highlight=False,
+        soft_wrap=True,
     )
-    for name, reason in {k: v for line in done for k, v in line["unavailable"].items() if v != "not asked for"}.items():
+    missing: dict[str, str] = {}
+    for one in contenders:
+        done = [line for line in one.scoring.lines if line["status"] == "done"]
+        failed = len(one.scoring.lines) - len(done)
+        words = f"{len(done)} targets" + (f", {failed} failed" if failed else "")
+        ledger = done[0]["ledger"] if done else "-"
+        missing |= {k: v for line in done for k, v in line["unavailable"].items() if v != "not asked for"}
+        console.print(
+            f"{one.who}: {words}; PSNR >= 30 dB: {one.scoring.success():.0%}; granted: {ledger}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        console.print(f"  results: [bold]{os.path.relpath(one.session.folder)}[/bold]", soft_wrap=True)
+    for name, reason in missing.items():
         console.print(f"{name} is unavailable: {reason}", highlight=False)
-    console.print(f"Results: [bold]{os.path.relpath(session.folder)}[/bold]", soft_wrap=True)

@@ -45,6 +45,7 @@ class Experiment(BaseModel):
     split: str = Field("official", description="'official', or train/validation/test shares such as '70/15/15'")
     partition: str = Field("iid", description="how clients share the training set, see `thorns list partitions`")
     clients: Count = Field(10, description="number of clients")
+    client_examples: Annotated[int, Field(ge=0)] = Field(0, description="examples that a client owns; 0: its whole share")
     fraction: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="share of the clients asked in a round")
     min_clients: Count = Field(1, description="fewest valid replies that change the weights")
     weighting: Literal["examples", "equal"] = Field("examples", description="weights of the mean: 'examples' or 'equal'")
@@ -72,7 +73,8 @@ class Experiment(BaseModel):
         "individual", description="what is kept: each client's update, or only their 'aggregate'"
     )
     attack: str = Field("none", description="attack on what is captured, see `thorns list attacks`; needs capture")
-    grant: str = Field("", description="what the attacker is told beyond the protocol: labels, defense, statistics")
+    grant: str = Field("", description="what the attacker is told beyond the protocol: labels, defense, statistics, repeats")
+    adaptive: bool = Field(True, description="also show the attacker who knows the defense, see `thorns list defenses`")
     worker: Literal["inline", "ray"] = Field(
         "inline", description="where the attack runs: 'inline' after the training, 'ray' beside it"
     )

@@ -11,7 +11,7 @@ from fl_app.local import Tensors
 from fl_app.seeds import generator
 from fl_app.truth import clients_behind, true_aggregate
 
-GRANTS = ("labels", "defense", "statistics")
+GRANTS = ("labels", "defense", "statistics", "repeats")
 
 
 def parse_grants(texts: list[str]) -> tuple[str, ...]:
@@ -23,9 +23,23 @@ def parse_grants(texts: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def examples_repeat(assets: Assets, client: int) -> bool:
+    """Whether a client uses the same examples in every round, since it owns no more; ValueError if not."""
+    shares = assets.shares if client == -1 else [assets.shares[client]]
+    if (client == -1 and assets.experiment.fraction < 1) or any(len(s) > assets.experiment.rule.num_examples for s in shares):
+        raise ValueError(
+            "the grant 'repeats' would be false: clients here own more examples than a round uses; "
+            "run with -c client-examples=N of at most the round's examples, or leave the grant out"
+        )
+    return True
+
+
 def knowledge_of(assets: Assets, grants: tuple[str, ...], key: tuple[int, int], params: Tensors | None) -> Knowledge:
     """What is granted about a target (round, client)."""
-    knowledge = Knowledge(defense=assets.experiment.defense if "defense" in grants else None)
+    knowledge = Knowledge(
+        defense=assets.experiment.defense if "defense" in grants else None,
+        repeats="repeats" in grants and examples_repeat(assets, key[1]),
+    )
     if "labels" not in grants and "statistics" not in grants:
         return knowledge
     server_round, client = key

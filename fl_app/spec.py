@@ -92,6 +92,13 @@ def _part(node: ast.expr) -> Part:
     return Part(name, settings)
 
 
+def write(part: Part) -> str:
+    """A part as the text that it is parsed from."""
+    shown = ((key, list(value) if isinstance(value, tuple) else value) for key, value in part.settings.items())
+    settings = ", ".join(f"{key}={value!r}" for key, value in shown)
+    return f"{part.name}({settings})" if settings else part.name
+
+
 @cache
 def settings_of(factory: Callable[..., Any]) -> Mapping[str, Setting]:
     """The keyword-only parameters of a class or function."""

@@ -32,11 +32,13 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=600)
     parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
     parser.add_argument("--only", choices=CASES)
+    parser.add_argument("--number", type=int, default=0, help="targets; 0: as many as the case names")
     parser.add_argument("--attack", default="inverting_gradients(labels='given', iterations={iterations})")
     options = parser.parse_args()
     source = data.load("cifar10")
     for name in [options.only] if options.only else CASES:
         text, batch, number = CASES[name]
+        number = options.number or number
         model = models.build(text, source.input_shape, 10, seed=1, normalize=(source.mean, source.std))
         params = models.parameters_of(model)
         rule = LocalRule(batch_size=batch)

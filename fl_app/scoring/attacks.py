@@ -46,11 +46,12 @@ class Scoring:
         *,
         perceptual: bool = True,
         judge: tuple[nn.Module, Tensors] | None = None,
+        floors: bool = True,
     ) -> None:
         self.assets, self.folder, self.failures, self.perceptual, self.judge = assets, folder, failures, perceptual, judge
         self.metrics = METRICS + (JUDGED if judge else ())
         self.lines: list[dict[str, Any]] = []
-        self.floors: dict[str, list[Row]] = {name: [] for name in FLOORS}
+        self.floors: dict[str, list[Row]] = {name: [] for name in FLOORS} if floors else {}
         self._shown: list[tuple[torch.Tensor, torch.Tensor, str]] = []
 
     def run(self, keys: list[Key], on_done: Callable[[], None] = lambda: None) -> None:
@@ -107,15 +108,16 @@ class Scoring:
 
     def _blind(self, key: Key, clients: list[int], true_x: torch.Tensor, true_y: torch.Tensor) -> None:
         excluded = torch.cat([true_positions(self.assets, client, key[0]) for client in clients])
-        for name, floor in FLOORS.items():
+        for name in self.floors:
+            floor = FLOORS[name]
             rng = generator(self.assets.experiment.seed, "floor", name, *key)
             blind = floor(self.assets.splits.train, true_y, rng, excluded)
             scores = score(blind, true_y, true_x, true_y, perceptual=self.perceptual)
             self.floors[name].append(self._row(scores, blind, true_x, true_y))
 
-    def table(self) -> list[tuple[str, dict[str, Any]]]:
+    def table(self, who: str = "attack") -> list[tuple[str, dict[str, Any]]]:
         """(who, metric -> Summary) for the attack and for each floor."""
-        found = [("attack", {name: summarize(self.rows(), name) for name in self.metrics})]
+        found = [(who, {name: summarize(self.rows(), name) for name in self.metrics})]
         for name, rows in self.floors.items():
             found.append((f"floor: {name}", {metric: summarize(rows, metric) for metric in self.metrics}))
         return found
