@@ -100,6 +100,13 @@ def _run(experiment: Any, engine: str, *, resume: bool) -> None:
             f"Round {last['round']}: accuracy [bold]{last['accuracy']:.4f}[/bold], macro F1 {last['macro_f1']:.4f}, "
             f"loss {last['loss']:.4f}"
         )
+        if "epsilon" in last:
+            console.print(
+                f"epsilon {last['epsilon']:.3g} at delta {last['delta']:.0e} for one example of a client, given the batches as "
+                f"they are drawn ({last['epsilon_if_sampled']:.3g} if they were Poisson samples) and a secret seed",
+                highlight=False,
+                soft_wrap=True,
+            )
     console.print(f"Results: [bold]{shown}[/bold]", soft_wrap=True)
     if experiment.attack != "none":
         from fl_app.cli_attack import attack_run

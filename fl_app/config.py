@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 import adversary
 import client_defenses
+from client_defenses.accounting import epsilon
 from fl_app import spec
 from fl_app.data import DATASETS
 from fl_app.data.partitions import PARTITIONS
@@ -52,6 +53,9 @@ class Experiment(BaseModel):
     model: str = Field("lenet5", description="model, see `thorns list models`")
     normalize: bool = Field(True, description="first layer subtracts the data set's mean and divides by its std")
     defense: str = Field("none", description="defense of every client, see `thorns list defenses`")
+    delta: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="report epsilon at this delta; 0: at 1e-5 if the defense promises an epsilon, else not at all"
+    )
     update: Literal["gradient", "delta"] = Field("gradient", description="'gradient' (FedSGD) or 'delta' (local steps)")
     batch_size: Count = Field(32, description="examples in a local batch")
     local_steps: Count = Field(1, description="local SGD steps in a round; more than 1 needs update='delta'")
@@ -86,7 +90,9 @@ class Experiment(BaseModel):
         spec.lookup("partition", spec.single("partition", self.partition), PARTITIONS)
         spec.lookup("model", spec.single("model", self.model), MODELS)
         optimizers.build(self.optimizer)
-        client_defenses.build(self.defense)
+        defense = client_defenses.build(self.defense)
+        if self.delta:
+            epsilon(defense, examples=1, batch_size=1, steps=0, delta=self.delta)  # refuses a defense that promises none
         shares_of(self.split)
         if self.min_clients > self.clients:
             raise ValueError(f"min-clients={self.min_clients} is more than clients={self.clients}")

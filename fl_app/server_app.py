@@ -10,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from adversary.captures import Captures
+from client_defenses.accounting import epsilon
 from fl_app.assets import Assets, assets_of, on_device, use_threads
 from fl_app.background import Background
 from fl_app.config import Experiment, from_run_config
@@ -26,6 +27,27 @@ PULL_SECONDS = 0.002
 
 class Stopped(Exception):
     """The run was asked to stop and has been kept."""
+
+
+USUAL_DELTA = 1e-5
+
+
+def spent(assets: Assets, server_round: int) -> dict[str, float]:
+    """Epsilon after a round of the client with the least data; empty if the defense promises none."""
+    experiment = assets.experiment
+    if assets.defense.noise_multiplier() is None or server_round == 0:
+        return {}
+    found = epsilon(
+        assets.defense,
+        examples=min(len(share) for share in assets.shares),
+        batch_size=experiment.batch_size,
+        steps=server_round * experiment.local_steps,
+        delta=experiment.delta or USUAL_DELTA,
+        local_steps=experiment.local_steps,
+        local_examples=experiment.local_examples,
+        server_rounds=server_round,
+    )
+    return {"epsilon": found.as_drawn, "epsilon_if_sampled": found.sampled, "delta": found.delta}
 
 
 class RoundEnd:
@@ -45,6 +67,7 @@ class RoundEnd:
         last = server_round == experiment.rounds
         line: dict[str, float | int] = {"round": server_round, "seconds": round(time.monotonic() - self.began, 3)}
         line |= self.strategy.last_counts if server_round else {}
+        line |= spent(self.assets, server_round)
         metrics = None
         if last or server_round % experiment.eval_every == 0:
             utility = evaluate(
