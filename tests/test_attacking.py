@@ -104,11 +104,12 @@ def test_an_aggregate_is_attacked_and_held_against_the_clients_in_it(small):
     assert scoring.table()[0][1]["psnr"].n == 1
 
 
-def test_a_ray_worker_attacks_beside_the_training(small):
+@pytest.mark.parametrize("engine", ["inline", "ray"])
+def test_a_ray_worker_attacks_beside_the_training(small, engine):
     """With and without it the weights are the same; what it could not finish is still open afterwards."""
     plain = engines.run(small.changed(batch_size=1, rounds=40), "inline", Watcher())
     busy = small.changed(batch_size=1, rounds=40, capture="1-2", attack=IDLG, worker="ray", run_dir=small.run_dir + "2")
-    run = engines.run(busy, "inline", Watcher())
+    run = engines.run(busy, engine, Watcher())
     same = [
         torch.equal(a, b)
         for a, b in zip(plain.load_checkpoint().weights.values(), run.load_checkpoint().weights.values(), strict=True)
