@@ -12,7 +12,7 @@ from adversary.base import Knowledge, Observation, Visibility
 from adversary.sealed import CaptureError, Sealed
 from fl_app.local import LocalRule, Tensors
 
-VERSION = "1"
+VERSION = "2"
 MODEL_BYTES = 16 * 2**30
 EXTRA_BYTES = 64 * 2**20
 """How much larger than its model the file of an update may be: the header and what was granted."""
@@ -50,6 +50,7 @@ def encode(seen: Observation, model: str) -> tuple[Tensors, dict[str, str]]:
         "steps": rule.steps,
         "lr": repr(float(rule.lr)),
         "examples": rule.examples,
+        "optimizer": rule.optimizer,
         "num_examples": seen.num_examples,
         "node_id": seen.node_id,
         "client": seen.client,
@@ -156,6 +157,6 @@ def _rule(notes: dict[str, str]) -> LocalRule:
         lr = float(text)
         if not math.isfinite(lr) or not text.isascii():
             raise ValueError("the local learning rate is not a finite number")
-        return LocalRule(kind=cast(Any, notes.get("kind")), lr=lr, **numbers)
+        return LocalRule(kind=cast(Any, notes.get("kind")), lr=lr, optimizer=cast(Any, notes.get("optimizer")), **numbers)
     except ValueError as error:
         raise CaptureError(f"its rule is not valid: {str(error)[:120]}") from None

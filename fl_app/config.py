@@ -63,6 +63,7 @@ class Experiment(BaseModel):
     local_examples: Annotated[int, Field(ge=0)] = Field(
         0, description="distinct examples in a round; 0: batch-size * local-steps"
     )
+    local_optimizer: Literal["sgd", "adam"] = Field("sgd", description="what takes the local steps: 'sgd' or 'adam'")
     optimizer: str = Field("sgd(lr=0.05, momentum=0.9)", description="server optimiser, see `thorns list optimizers`")
     rounds: Count = Field(600, description="number of rounds")
     eval_every: Count = Field(50, description="rounds between evaluations on the test set")
@@ -136,6 +137,7 @@ class Experiment(BaseModel):
             steps=self.local_steps,
             lr=self.local_lr,
             examples=self.local_examples,
+            optimizer=self.local_optimizer,
         )
 
     def run_config(self) -> dict[str, Value]:

@@ -21,7 +21,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRule:
-    """The public protocol of a round: a FedSGD gradient, or the weight change of several local SGD steps."""
+    """The public protocol of a round: a FedSGD gradient, or the weight change of several local SGD or Adam steps."""
 
     kind: Literal["gradient", "delta"] = "gradient"
     batch_size: int = 8
@@ -29,6 +29,8 @@ class LocalRule:
     lr: float = 1.0
     examples: int = 0
     """Distinct examples used in a round; 0 means batch_size * steps, fewer means that the steps go over them again."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """What takes the local steps; Adam starts anew in each round."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("gradient", "delta"):
@@ -37,6 +39,10 @@ class LocalRule:
             raise ValueError("batch_size and steps must be at least 1, examples at least 0")
         if self.kind == "gradient" and (self.steps, self.examples) != (1, 0):
             raise ValueError("a gradient update has exactly one step on one batch; use kind 'delta' for local steps")
+        if self.optimizer not in ("sgd", "adam"):
+            raise ValueError(f"the local optimizer must be 'sgd' or 'adam', not {self.optimizer!r}")
+        if self.kind == "gradient" and self.optimizer != "sgd":
+            raise ValueError("a gradient update takes no local steps, so it has no local optimizer; use kind 'delta'")
         if self.kind == "delta" and self.lr <= 0:
             raise ValueError(f"the local learning rate must be positive, not {self.lr}")
 
@@ -85,6 +91,30 @@ class Step(NamedTuple):
         return cast(Tensors, vmap(grad(one), in_dims=(None, 0, 0), randomness="different")(self.params, self.x, self.y))
 
 
+class Adam:
+    """Adam (Kingma and Ba 2015) with the usual constants, as a function of the gradients so far that has slopes."""
+
+    def __init__(self) -> None:
+        self._first: Tensors = {}
+        self._second: Tensors = {}
+        self._steps = 0
+
+    def direction(self, grads: Tensors) -> Tensors:
+        """Where a step of rate 1 goes, after one more gradient."""
+        self._steps += 1
+        if not self._first:
+            self._first = {name: torch.zeros_like(value) for name, value in grads.items()}
+            self._second = dict(self._first)
+        self._first = {name: 0.9 * self._first[name] + 0.1 * value for name, value in grads.items()}
+        self._second = {name: 0.999 * self._second[name] + 0.001 * value.square() for name, value in grads.items()}
+        found = {}
+        for name, first in self._first.items():
+            # Without the tiny number the slope of the root at an entry of zero would not be finite.
+            size = (self._second[name] / (1 - 0.999**self._steps) + 1e-24).sqrt()
+            found[name] = first / (1 - 0.9**self._steps) / (size + 1e-8)
+        return found
+
+
 Gradient = Callable[[Step], Tensors]
 
 
@@ -100,9 +130,12 @@ def local_update(
     if rule.kind == "gradient":
         return gradient(Step(params, model, x, y))
     current = params
+    adam = Adam()
     for step in range(rule.steps):
         batch = rule.batch(step, len(x))
         grads = gradient(Step(current, model, x[batch], y[batch]))
+        if rule.optimizer == "adam":
+            grads = adam.direction(grads)
         current = {name: value - rule.lr * grads[name] for name, value in current.items()}
     # Weights, not accumulated gradients, are what the rule defines; float32 rounding here is the client's own.
     return {name: current[name] - params[name] for name in params}

@@ -39,6 +39,7 @@ def rule_to_config(rule: LocalRule) -> dict[str, str | int | float]:
         "local-steps": rule.steps,
         "local-lr": rule.lr,
         "local-examples": rule.examples,
+        "local-optimizer": rule.optimizer,
     }
 
 

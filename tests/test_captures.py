@@ -201,7 +201,7 @@ def hostile_files(good, seen, model, draw):
         b'"},"__metadata__":[]}',
         b'"},"__metadata__":{}}',
         b'","thorns":1}}',
-        b'","thorns":"capture","version":"1"},"a":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4000000000000]}}',
+        b'","thorns":"capture","version":"2"},"a":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4000000000000]}}',
         b'"},"a":{"dtype":"F32","shape":[99999999999999999999999],"data_offsets":[0,4]}}',
         b'"},"a":{"dtype":"F32","shape":[1],"data_offsets":[0]}}',
         b'"},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
@@ -237,7 +237,7 @@ def test_foreign_files_and_odd_places_are_refused(tmp_path, rng):
     captures = Captures(tmp_path)
     path = captures.write(observation(rng))
     good = path.read_bytes()
-    save_file({"update/a": torch.zeros(4)}, path, metadata={"thorns": "capture", "version": "1"})
+    save_file({"update/a": torch.zeros(4)}, path, metadata={"thorns": "capture", "version": "2"})
     assert "not a capture" in captures.read_all()[1][0].reason
     path.unlink()
     path.mkdir()
@@ -259,5 +259,5 @@ def test_foreign_files_and_odd_places_are_refused(tmp_path, rng):
 def test_the_header_is_versioned_json(tmp_path, rng):
     raw = Captures(tmp_path).write(observation(rng, knowledge=Knowledge(defense="none"))).read_bytes()
     notes = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
-    expected = {"thorns": "capture", "version": "1", "kind": "gradient", "num_examples": "8", "client": "3", "defense": "none"}
+    expected = {"thorns": "capture", "version": "2", "kind": "gradient", "num_examples": "8", "client": "3", "defense": "none"}
     assert expected.items() <= notes.items()

@@ -100,3 +100,24 @@ def test_soft_labels_equal_hard_ones():
 def test_a_rule_that_makes_no_sense_is_refused(settings):
     with pytest.raises(ValueError, match=r"must|exactly"):
         LocalRule(**settings)
+
+
+def test_local_adam_is_that_of_torch_and_can_be_differentiated():
+    model, params, x, y = make("lenet", batch=4)
+    rule = LocalRule(kind="delta", batch_size=4, steps=5, lr=1e-3, examples=4, optimizer="adam")
+    ours = local_update(model, params, x, y, rule)
+    theirs = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=1e-3)
+    for _ in range(5):
+        optimizer.zero_grad()
+        F.cross_entropy(theirs(x), y).backward()
+        optimizer.step()
+    for name, value in theirs.named_parameters():
+        torch.testing.assert_close(ours[name], value.detach() - params[name], rtol=1e-3, atol=1e-6)
+    x.requires_grad_()
+    update = local_update(model, params, x, y, rule, Step.differentiable_gradient)
+    (slope,) = torch.autograd.grad(sum(value.square().sum() for value in update.values()), x)
+    assert slope.isfinite().all()
+    assert slope.abs().max() > 0
+    with pytest.raises(ValueError, match="no local optimizer"):
+        LocalRule(optimizer="adam")

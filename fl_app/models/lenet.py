@@ -36,10 +36,10 @@ def lenet(
 
 
 def lenet5(input_shape: Shape, num_classes: int, *, activation: Activation = "relu") -> nn.Module:
-    """LeNet-5: two convolutions with max pooling, three linear layers; any input of at least 12 x 12."""
+    """LeNet-5: two convolutions with max pooling, three linear layers; any input of at least 16 x 16."""
     channels, height, width = input_shape
-    if min(height, width) < 12:
-        raise ValueError(f"lenet5 needs images of at least 12 x 12 pixels, not {height} x {width}")
+    if min(height, width) < 16:
+        raise ValueError(f"lenet5 needs images of at least 16 x 16 pixels, not {height} x {width}")
     padding = 2 if height == 28 else 0  # the original pads MNIST to 32 x 32
     features = 16 * (((height + 2 * padding - 4) // 2 - 4) // 2) * (((width + 2 * padding - 4) // 2 - 4) // 2)
     model = nn.Sequential()
