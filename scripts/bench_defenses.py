@@ -1,0 +1,151 @@
+#!/usr/bin/env python
+"""Seconds of a client's gradient under every defense, beside the undefended gradient taken in turns with it.
+
+    .venv/bin/python scripts/bench_defenses.py                         # LeNet, CIFAR-10 shapes, batch 128
+    .venv/bin/python scripts/bench_defenses.py --model "resnet18(norm='group')" --batch 32 --repeat 3 --only dp_sgd,soteria
+    .venv/bin/python scripts/bench_defenses.py --only soteria --batch 8 --slow      # with one backward pass a neuron
+
+Images are uniform noise. "Refiner" are the seconds of that paper's Table 4 (batch 128, an A10 GPU; it has no undefended
+figure) and their ratio to its cheapest defense, quantisation, which stands for undefended there.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+import client_defenses
+from client_defenses import Memory, per_example
+from client_defenses.layers import jacobian_norms, linear_layer, watched
+from client_defenses.soteria import Soteria
+from fl_app import models
+from fl_app.local import Step, Tensors
+
+# Refiner, Table 4: seconds a client-round of these defenses, by model.
+THEIRS = ("prune", "dp_gaussian", "dp_laplace", "quantize", "soteria", "refiner")
+TABLE_4 = {
+    "lenet": (0.0187, 0.0467, 0.0469, 0.0179, 0.4103, 0.3340),
+    "resnet10": (0.0495, 0.7317, 0.7322, 0.0277, 11.3148, 1.7341),
+    "resnet18": (0.0873, 1.8408, 1.8414, 0.0514, 21.7539, 2.8539),
+    "resnet34": (0.1370, 3.3020, 3.3025, 0.1050, 39.4410, 4.7012),
+    "vit": (1.1232, 15.5051, 15.5236, 0.4489, 347.5668, 30.2268),
+}
+NAMED = ("soteria(probes=0)", "soteria(probes=16)", "soteria(probes=256)", "soteria(variant='mixed')", "dp_sgd + quantize")
+
+
+def soteria_loop(step: Step) -> Tensors:
+    """The original's way: one backward pass for each entry of r, which takes the gradients of the weights along."""
+    name, layer = linear_layer(step.model)
+    leaves = {key: value.detach().requires_grad_() for key, value in step.params.items()}
+    x = step.x.detach().requires_grad_()
+    r, out, logits = watched(step.model, leaves, layer, name)(x)
+    norms = torch.zeros_like(r)
+    target = torch.zeros_like(r)
+    for i in range(r.shape[1]):
+        target[:, i] = 1
+        r.backward(target, retain_graph=True)
+        assert x.grad is not None
+        norms[:, i] = x.grad.flatten(1).norm(dim=1)
+        x.grad = None
+        for leaf in leaves.values():
+            leaf.grad = None
+        target[:, i] = 0
+    loss = torch.nn.functional.cross_entropy(logits, step.y)
+    *plain, delta = torch.autograd.grad(loss, [*leaves.values(), out], materialize_grads=True)
+    grads = dict(zip(leaves, plain, strict=True))
+    pruned = (r.detach().abs() / norms).topk(int(0.6 * r.shape[1]), dim=1).indices
+    grads[f"{name}.weight"] = delta.T @ r.detach().scatter(1, pruned, 0)
+    return grads
+
+
+def overlaps(step: Step) -> None:
+    """How many of the entries that the sketch prunes are those of the exact norms."""
+    name, layer = linear_layer(step.model)
+    run = watched(step.model, step.params, layer, name)
+    r, norms = run(step.x)[0], jacobian_norms(lambda x: run(x)[0], step.x)
+    print("\nsoteria: share of the pruned entries that are the same with estimated and with exact norms")
+    for ratio in (0.1, 0.4, 0.6, 0.8):
+        pruned = int(ratio * r.shape[1])
+        exact = torch.zeros_like(r).scatter(1, (r.abs() / norms).nan_to_num(0).topk(pruned, 1).indices, 1)
+        shares = []
+        for probes in (16, 32, 64, 256):
+            kept = Soteria(probes=probes).kept(step, r, pruned, Memory.fresh(0))
+            shares.append(f"{probes} probes {(exact * (1 - kept)).sum() / exact.sum():.3f}")
+        print(f"  ratio {ratio}: {', '.join(shares)}", flush=True)
+
+
+def ways(options: argparse.Namespace) -> dict[str, Callable[[Step], object]]:
+    """What to time, by name."""
+    found: dict[str, Callable[[Step], object]] = {}
+    for spec in [*sorted(client_defenses.DEFENSES), *NAMED]:
+        defense = client_defenses.build(spec)
+
+        def protect(step: Step, defense: client_defenses.Defense = defense) -> object:
+            return defense.protect(step._replace(model=defense.wrap_model(step.model)), Memory.fresh(0))
+
+        found[spec] = protect
+    found["clipped sum by layers"] = lambda step: per_example.by_layers(step, 1.0)
+    found["clipped sum by vmap"] = lambda step: per_example.by_vmap(step, 1.0)
+    if options.slow:
+        found["soteria, a backward a neuron"] = soteria_loop
+    wanted = [part for part in options.only.split(",") if part]
+    return {name: way for name, way in found.items() if not wanted or any(part in name for part in wanted)}
+
+
+def seconds(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="lenet")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="", help="names or parts of names, with commas")
+    parser.add_argument("--slow", action="store_true", help="also Soteria as the original does it, and the sketch's accuracy")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    model = models.build(options.model, (3, 32, 32), 10)
+    draw = torch.Generator().manual_seed(0)
+    x = torch.rand(options.batch, 3, 32, 32, generator=draw)
+    step = Step(models.parameters_of(model), model, x, torch.arange(options.batch) % 10)
+    paper = dict(zip(THEIRS, TABLE_4.get(options.model.partition("(")[0], ()), strict=False))
+    print(
+        f"{options.model}, batch {options.batch}, {options.threads} thread(s), load {os.getloadavg()[0]:.1f} on "
+        f"{os.cpu_count()} cores; median of {options.repeat}"
+    )
+    print(f"{'':30} {'seconds':>9} {'x undefended':>13}   {'Refiner, s':>10} {'x cheapest':>11}")
+    step.gradient()
+    for name, way in ways(options).items():
+        plain, taken, result = [], [], object()
+        try:
+            for turn in range(options.repeat + (options.repeat > 1)):
+                plain.append(seconds(step.gradient))
+                started = time.perf_counter()
+                result = way(step)
+                taken.append(time.perf_counter() - started)
+                if turn == 0 and options.repeat > 1:  # the first one warms up
+                    plain, taken = [], []
+        except ValueError as error:
+            print(f"{name:30} not with this model: {str(error)[:110]}", flush=True)
+            continue
+        if result is None:
+            print(f"{name:30} not with this model: a parameter of no layer", flush=True)
+            continue
+        ratio = median(t / p for t, p in zip(taken, plain, strict=True))
+        theirs = f"{paper[name]:10.4f} {paper[name] / paper['quantize']:11.1f}" if name in paper else ""
+        print(f"{name:30} {median(taken):9.4f} {ratio:13.2f}   {theirs}", flush=True)
+    if paper:
+        print(f"(Refiner itself there: {paper['refiner']:.4f} s, {paper['refiner'] / paper['quantize']:.1f} x its cheapest)")
+    if options.slow:
+        overlaps(step)
+
+
+if __name__ == "__main__":
+    main()
