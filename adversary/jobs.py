@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 import adversary
+from adversary import foreign
 from adversary.base import AttackError, Guess, Knowledge, Observation, Task, compatibility
 from adversary.captures import CaptureError, Captures
 from fl_app import models
@@ -36,9 +37,13 @@ class TaskSpec:
     input_shape: tuple[int, ...]
     num_classes: int
     normalize: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    code: Path | None = None
+    """The folder from which `model` = "module:function" is imported, if it is not one of ours."""
 
     def build(self) -> Task:
         """The task itself."""
+        if self.code is not None:
+            return foreign.load(self.model, self.code, self.input_shape, self.num_classes, self.normalize)
         model = models.build(self.model, self.input_shape, self.num_classes, normalize=self.normalize)
         return Task(model, self.input_shape, self.num_classes)
 
@@ -88,11 +93,13 @@ def run_job(job: Job) -> list[Outcome]:
     for key in job.keys:
         try:
             seen = captures.read(captures.path_of(*key))
-        except CaptureError as error:
+            if job.task.code is not None:
+                seen = foreign.fitted(seen, task.model)
+        except (CaptureError, AttackError) as error:
             outcomes.append(Outcome(key, "failed", f"the capture cannot be used: {error}"))
             continue
         seen = replace(_on(seen, job.device), knowledge=job.granted.get(key, seen.knowledge))
-        groups.setdefault((key[0], *compatibility(seen)), []).append((key, seen))
+        groups.setdefault(compatibility(seen), []).append((key, seen))
     task.model.to(job.device)
     for members in groups.values():
         outcomes += _run_group(job, attack, task, members)

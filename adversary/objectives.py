@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fl_app.local import Tensors
 
-Objective = Literal["l2", "cosine", "layers", "robust"]
+Objective = Literal["l2", "cosine", "robust"]
 TINY = 1e-30
 
 
@@ -22,11 +22,6 @@ def cosine(dummy: Tensors, observed: Tensors) -> Tensor:
     ours = torch.stack([dummy[name].square().sum() for name in observed]).sum()
     theirs = torch.stack([observed[name].square().sum() for name in observed]).sum()
     return 1 - inner / (ours * theirs + TINY).sqrt()
-
-
-def layers(dummy: Tensors, observed: Tensors) -> Tensor:
-    """The mean over the tensors of 1 - cosine: the first layers, which know most of the pixels, count as much as the last."""
-    return torch.stack([cosine({name: dummy[name]}, {name: observed[name]}) for name in observed]).mean()
 
 
 def robust(dummy: Tensors, observed: Tensors, width: float = 1.0) -> Tensor:
@@ -47,11 +42,8 @@ def robust(dummy: Tensors, observed: Tensors, width: float = 1.0) -> Tensor:
     return cosine(*weighted)
 
 
-PLAIN = {"l2": squared_l2, "cosine": cosine, "layers": layers}
-
-
 def distance(name: Objective, dummy: Tensors, observed: Tensors, width: float) -> Tensor:
     """The objective of a name."""
     if name == "robust":
         return robust(dummy, observed, width)
-    return PLAIN[name](dummy, observed)
+    return squared_l2(dummy, observed) if name == "l2" else cosine(dummy, observed)

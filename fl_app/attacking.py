@@ -74,6 +74,7 @@ class Session:
 
     def work(self, keys: list[Key], at_once: int, on_done: Callable[[list[Outcome]], None]) -> None:
         """Attack targets, those of a round (or the rounds of a client) together and about `at_once` in a job."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         assets = assets_of(self.experiment)
         task = task_spec(self.experiment)
         for part in self._parts(keys, at_once):
@@ -119,7 +120,6 @@ class Session:
         return knowledge_of(assets, self.grants, key, params)
 
     def _record(self, outcomes: list[Outcome]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         with self.failures_path.open("a", encoding="utf-8") as out:
             for outcome in outcomes:
                 if outcome.status == "failed":

@@ -133,11 +133,36 @@ def attack(
     perceptual: Annotated[bool, typer.Option("--lpips/--no-lpips", help="Also score LPIPS.")] = True,
     judge: Annotated[Path | None, typer.Option(metavar="DIR", help="An undefended run whose model judges the guesses.")] = None,
     adaptive: Annotated[bool, typer.Option("--adaptive/--naive", help="Also the attacker who knows the defense.")] = True,
+    model: Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="Audit another app: the model in DIR.")] = None,
+    input_shape: Annotated[str, typer.Option(metavar="1,8,8", help="With --model: the shape of an input.")] = "",
+    classes: Annotated[int, typer.Option(min=2, help="With --model: the number of classes.")] = 10,
+    mean: Annotated[str, typer.Option(help="With --model: what the app subtracts from its inputs, by channel.")] = "",
+    std: Annotated[str, typer.Option(help="With --model: what it then divides them by.")] = "",
+    defense: Annotated[str | None, typer.Option(metavar="SPEC", help="With --model: grant the clients' defense.")] = None,
 ) -> None:
     """Attack the captures of a run, score the guesses and show them; what is done already is not done again."""
     from fl_app.cli_attack import attack_run
 
     chosen = attacks or ["inverting_gradients"]
+    if model is not None:
+        from fl_app.audit import audit, normalization, shape_of
+
+        audit(
+            console,
+            run_dir,
+            model,
+            shape_of(input_shape),
+            classes,
+            chosen,
+            rounds=rounds,
+            clients=clients,
+            limit=limit,
+            normalize=normalization(mean, std),
+            defense=defense,
+            grants=grant,
+            worker_name=worker.value,
+        )
+        return
     attack_run(
         console,
         run_dir,

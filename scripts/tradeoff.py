@@ -37,7 +37,7 @@ DEFENSES = {
     "ppfa": ["ppfa(budget=0.995)", "ppfa(budget=0.97)", "ppfa(budget=0.8)"],
     "ldpm": ["ldpm(noise=0.0005)", "ldpm(noise=0.01)", "ldpm(noise=0.1)"],
 }
-ATTACKS = {"inverting gradients": "inverting_gradients(iterations=800)", "L-BFGS": "cosine_lbfgs(iterations=300)"}
+ATTACKS = {"inverting gradients": "inverting_gradients(iterations=500)", "L-BFGS": "cosine_lbfgs(iterations=300)"}
 TARGETS, ROUNDS_TOGETHER = 16, 4
 TRAINING = {"model": "lenet", "optimizer": "adam(lr=0.003)", "clients": 4, "batch_size": 32, "eval_every": 1000}
 METRICS = ("psnr", "ssim", "lpips_alex")
@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", default="mnist,cifar10")
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--training-rounds", type=int, default=600)
+    parser.add_argument("--training-rounds", type=int, default=400)
     parser.add_argument("--only", default="", help="only defenses whose spec contains this")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work", type=Path, default=Path("runs/tradeoff"))

@@ -103,7 +103,7 @@ Accuracy: 4 clients, batch 32, server Adam 0.003, {options.training_rounds} roun
 Leakage: the first update of clients with one example, {targets} targets over {options.seeds} seeds; mean ± half of the 95 %
 interval over targets. "Naive" knows the protocol and the architecture; "informed" also knows the defense and its settings,
 and where it says "rounds" sees as many updates on the same example. Of each kind the attacker with the highest mean PSNR is
-shown: Inverting Gradients (800 iterations, TV 0.1) or ours with L-BFGS (300 iterations). Labels are inferred by both.
+shown: Inverting Gradients (500 iterations, TV 0.1) or ours with L-BFGS (300 iterations). Labels are inferred by both.
 Epsilon: delta 1e-5, of one example of a client in the training run, for the batches as they are drawn.
 
 Blind guesses on the same targets:

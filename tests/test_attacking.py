@@ -169,7 +169,10 @@ def test_ctrl_c_keeps_what_was_attacked(captured, tmp_path):
     slow = "idlg(iterations=100000, restarts=1, solved=0)"
     command = [os.path.join(os.path.dirname(os.sys.executable), "thorns"), "attack", str(captured.path), "--attack", slow]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(8)
+    deadline = time.monotonic() + 60
+    while not (captured.path / "attacks").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(2)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130, err

@@ -13,6 +13,8 @@ ALLOWED = {
     "fl_app/spec.py": set(),
     "fl_app/models": {"fl_app.local", "fl_app.spec", "fl_app.models", "fl_app.vision"},
     "client_defenses": {*BASE, "client_defenses"},
+    # The one defense file that handles Flower's messages; what it reads them with reaches no data.
+    "client_defenses/mods.py": {*BASE, "fl_app.seeds", "fl_app.wire", "client_defenses"},
     "adversary": {*BASE, "fl_app.models", "client_defenses", "adversary"},
     "strategies": {*BASE, "fl_app.seeds", "fl_app.wire", "client_defenses", "adversary", "strategies"},
 }
@@ -40,7 +42,8 @@ def files(place):
 
 @pytest.mark.parametrize("place", ALLOWED)
 def test_imports_go_one_way(place):
-    for path in files(place):
+    own = {ROOT / other for other in ALLOWED if other != place}
+    for path in [path for path in files(place) if path not in own]:
         for name in imports_of(path):
             if name.partition(".")[0] in OURS:
                 allowed = any(name == base or name.startswith(f"{base}.") for base in ALLOWED[place])

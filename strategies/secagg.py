@@ -1,0 +1,164 @@
+"""Secure aggregation: Flower's SecAgg+ around any strategy, so that the server learns the mean of a round and no reply.
+
+Flower 1.39 has the protocol for its older API alone: a workflow that asks a legacy strategy, and a mod that reads legacy
+replies. Both are used here as they are, with records translated on either side of them.
+"""
+
+import logging
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.client.mod import secaggplus_mod
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.common import FitIns, FitRes, Parameters, parameters_to_ndarrays
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from flwr.compat.common.recorddict_compat import fitres_to_recorddict
+from flwr.compat.common.typing import Code, Status
+from flwr.server import LegacyContext
+from flwr.server.strategy import FedAvg as LegacyFedAvg
+from flwr.server.workflow import SecAggPlusWorkflow
+from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
+from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fl_app.wire import to_record, to_tensors
+
+log = logging.getLogger("thorns")
+EXAMPLES = "num-examples"
+
+
+def secagg_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Flower's `secaggplus_mod` for a ClientApp that replies with one ArrayRecord and its number of examples.
+
+    It must come first in the list of mods: what stands behind it sees plain updates.
+    """
+    if message.metadata.message_type.partition(".")[0] != "train":
+        return call_next(message, context)
+    configs = message.content.get(RECORD_KEY_CONFIGS)
+    if not isinstance(configs, ConfigRecord):
+        raise ValueError(
+            "the server asks for a plain update, but this client sends masked ones only: wrap its strategy in SecAgg"
+        )
+
+    def plain(request: Message, context: Context) -> Message:
+        return _legacy(request, call_next(request, context))
+
+    # The mod takes things out of this record, which within one process may be that of all clients.
+    message.content = RecordDict({**message.content, RECORD_KEY_CONFIGS: ConfigRecord(dict(configs))})
+    return secaggplus_mod(message, context, plain)
+
+
+def _legacy(request: Message, reply: Message) -> Message:
+    """The reply as Flower's mod reads it: arrays without names, in the order of the request."""
+    if reply.has_error():
+        raise ValueError(reply.error.reason)
+    asked, arrays, metrics = _arrays(request), _arrays(reply), list(reply.content.metric_records.values())
+    number = metrics[0].get(EXAMPLES) if len(metrics) == 1 else None
+    if arrays.keys() != asked.keys() or not isinstance(number, int):
+        raise ValueError(f"secure aggregation needs replies with the arrays of the request and {EXAMPLES} alone")
+    parameters = Parameters([arrays[name].data for name in asked], "numpy.ndarray")
+    result = FitRes(Status(Code.OK, ""), parameters, number, {})
+    return Message(fitres_to_recorddict(result, keep_input=True), reply_to=request)
+
+
+def _arrays(message: Message) -> ArrayRecord:
+    records = list(message.content.array_records.values())
+    if len(records) != 1:
+        raise ValueError(f"secure aggregation needs one array record in a message, not {len(records)}")
+    return records[0]
+
+
+class _Asked(LegacyFedAvg):
+    """What the workflow takes for its strategy: it names the nodes, and keeps what the workflow found out."""
+
+    def __init__(self, nodes: list[int]) -> None:
+        super().__init__()
+        self.nodes = nodes
+        self.mean: Parameters | None = None
+        self.counts: dict[int, int] = {}
+
+    def configure_fit(self, server_round: int, parameters: Parameters, client_manager: Any) -> Any:
+        return [(SimpleNamespace(node_id=node), FitIns(Parameters([], ""), {})) for node in self.nodes]
+
+    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
+        self.mean = results[0][1].parameters  # the workflow puts the same mean into all of them
+        self.counts = {proxy.node_id: result.num_examples for proxy, result in results}
+        return None, {}
+
+
+class SecAgg(Strategy):
+    """A strategy that is shown the weighted mean of a round in place of every reply; clients need `secagg_mod`.
+
+    `max_examples` is the most that a client may count, `clip` bounds each entry times its client's share of that. The mean
+    comes back with an error of about 2 clip / 2^22 an entry. `threshold` is the share of the clients that must stay.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        *,
+        max_examples: int,
+        clip: float = 8.0,
+        threshold: float = 0.5,
+        timeout: float = 3600.0,
+    ) -> None:
+        self.strategy = strategy
+        self.workflow = SecAggPlusWorkflow(1.0, threshold, max_weight=float(max_examples), clipping_range=clip, timeout=timeout)
+        self._replies: list[Message] = []
+
+    def summary(self) -> None:
+        """Delegate."""
+        self.strategy.summary()
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Run the whole protocol: it takes four exchanges of messages, and Strategy.start leaves room for one."""
+        requests = {
+            message.metadata.dst_node_id: message
+            for message in self.strategy.configure_train(server_round, arrays, config, grid)
+        }
+        self._replies = self._run(server_round, requests, grid)
+        return []
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Delegate, with what the protocol gave."""
+        found, self._replies = self._replies, []
+        return self.strategy.aggregate_train(server_round, found)
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Delegate."""
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Delegate."""
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def _run(self, server_round: int, requests: dict[int, Message], grid: Grid) -> list[Message]:
+        asked, flow, state = _Asked(list(requests)), self.workflow, WorkflowState()
+        records = RecordDict(
+            {MAIN_CONFIGS_RECORD: ConfigRecord({Key.CURRENT_ROUND: server_round}), MAIN_PARAMS_RECORD: ArrayRecord()}
+        )
+        context = LegacyContext(Context(0, SUPERLINK_NODE_ID, {}, records, {}), strategy=asked)
+        done = flow.setup_stage(grid, context, state)
+        # In place of the legacy instructions, which have no names: each node gets what the strategy wrote to it.
+        state.nid_to_fitins = {node: RecordDict(dict(message.content)) for node, message in requests.items()}
+        for stage in (flow.share_keys_stage, flow.collect_masked_vectors_stage, flow.unmask_stage):
+            done = done and stage(grid, context, state)
+        reasons = {str(failure) for failure in state.failures}
+        if reasons:
+            log.warning("round %d: clients dropped out of the secure aggregation: %s", server_round, "; ".join(sorted(reasons)))
+        if not done or asked.mean is None:
+            log.warning("round %d: too few clients stayed for a secure aggregation, so nothing is known of them", server_round)
+            return []
+        like = to_tensors(_arrays(next(iter(requests.values()))))
+        values = parameters_to_ndarrays(asked.mean)
+        mean = {name: torch.from_numpy(value).to(one.dtype) for (name, one), value in zip(like.items(), values, strict=True)}
+        record = to_record(mean)
+        return [
+            Message(RecordDict({"arrays": record, "metrics": MetricRecord({EXAMPLES: number})}), reply_to=requests[node])
+            for node, number in asked.counts.items()
+        ]
