@@ -40,18 +40,24 @@ LEVELS = Pair(
     "matches through the quantiser, slopes passed straight through", {"through": True, "labels": "rows", **FIRST_ORDER}
 )
 
+SOFT = Pair("looks for the mixed label together with the image", {"labels": "joint"})
+
 PAIRS: dict[str, Pair] = {
+    "bido": Pair("its terms compare examples and vanish for one: nothing to know there"),
     "dp_gaussian": NOISE,
     "dp_laplace": NOISE,
     "dp_sgd": NOISE,
     "drop_fedsgd": DECOYS,
+    "fedem": Pair("the match stays; what the guesses of a client share is its delta, see adversary/fedem_attack.py"),
     "gradient_dropout": DECOYS,
+    "instahide": SOFT,
     "ldpm": Pair(
         "leaves the class layer out, looks for the label with the image; rounds on the same examples are averaged",
         {"objective": "cosine", "labels": "joint", "tv": PRIOR, "ignore": ("last",)},
         averages=True,
     ),
     "mask": KEPT,
+    "mixup": SOFT,
     "none": Pair("nothing to know"),
     "ppfa": NOISE,
     "prune": KEPT,
