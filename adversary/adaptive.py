@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import adversary
+import client_defenses
 from adversary.matching import GradientMatching
 from fl_app import spec
 
@@ -16,6 +17,8 @@ class Pair(NamedTuple):
 
     why: str
     settings: Mapping[str, Any] = {}
+    learns: Mapping[str, str] = {}
+    """Settings of the attack that take the value of a setting of the defense."""
     averages: bool = False
     """Whether rounds on the same examples are matched together, if the attacker was told that they repeat."""
 
@@ -62,14 +65,15 @@ PAIRS: dict[str, Pair] = {
     "ppfa": NOISE,
     "prune": KEPT,
     "quantize": LEVELS,
+    "refiner": Pair("takes the blended noise out of the guess and smooths it", {"objective": "cosine"}, {"unblend": "alpha"}),
     "sign": LEVELS,
     "soteria": Pair("leaves the defended layer out of the match", {"ignore": ("last",)}),
 }
 
 
-def pairs_of(defense: str) -> list[Pair]:
-    """The pairs of a defense or of each part of a chain."""
-    return [PAIRS[part.name] for part in spec.parse(defense) if part.name in PAIRS]
+def averages(defense: str) -> bool:
+    """Whether rounds on the same examples tell an attacker more about a defense."""
+    return any(PAIRS[part.name].averages for part in spec.parse(defense))
 
 
 def adapt(attack: str, defense: str, *, repeats: bool = False, rounds: int = 1) -> str | None:
@@ -79,8 +83,10 @@ def adapt(attack: str, defense: str, *, repeats: bool = False, rounds: int = 1) 
     if not isinstance(built, GradientMatching):
         return None
     changes: dict[str, Any] = {}
-    for pair in pairs_of(defense):
+    for piece in spec.parse(defense):
+        pair, known = PAIRS[piece.name], client_defenses.build(spec.write(piece))
         changes |= pair.settings
+        changes |= {setting: getattr(known, theirs) for setting, theirs in pair.learns.items()}
         if pair.averages and repeats:
             changes["together"] = rounds
     if built.labels in ("given", "joint"):

@@ -12,6 +12,7 @@ from adversary.base import Attack, AttackError, Guess, Observation, Task
 from adversary.labels import LabelRule
 from adversary.objectives import Objective
 from adversary.problem import Problem, Target
+from adversary.refiner_attacks import cleaned
 
 Weight = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -50,6 +51,13 @@ class GradientMatching(Attack):
     """Compare only entries that are not zero in what was sent: those that a sparse defense kept."""
     through: bool = False
     """Compare with what the defense, if it was granted, is expected to make of the dummy gradient."""
+    eps: Weight = 0.0
+    """Radius of the objectives 'ball' and 'shell': how far from the true gradient the defense lets its own be."""
+    unblend: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of uniform noise that the defense blends in: taken out of the guess, then smoothed by total variation."""
+    noise: Weight = 0.0
+    """Weight of what the network `evaluator` takes for noise in a guess."""
+    evaluator: str = ""
     together: Count = 1
     """Match so many rounds of a client with one guess, if it was granted that its examples repeat: noise averages out."""
     at_once: Count = 64
@@ -70,6 +78,8 @@ class GradientMatching(Attack):
                     for target, stream in zip(targets, own, strict=True)
                 ]
             found = Problem(self, targets, task, own, classes).solve()
+            if self.unblend:
+                found = found._replace(x=cleaned(found.x, self.unblend))
             for place, members in enumerate(group):
                 for i in members:
                     guesses[i] = Guess(found.x[place], found.y[place], found.loss[place])

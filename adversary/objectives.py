@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fl_app.local import Tensors
 
-Objective = Literal["l2", "cosine", "robust"]
+Objective = Literal["l2", "cosine", "robust", "ball", "shell"]
 TINY = 1e-30
 
 
@@ -40,10 +40,3 @@ def robust(dummy: Tensors, observed: Tensors, width: float = 1.0) -> Tensor:
         root = (1 + (residual / (width * residual.abs().mean() + TINY)).square()).rsqrt()
         weighted[0][name], weighted[1][name] = root * dummy[name], root * value
     return cosine(*weighted)
-
-
-def distance(name: Objective, dummy: Tensors, observed: Tensors, width: float) -> Tensor:
-    """The objective of a name."""
-    if name == "robust":
-        return robust(dummy, observed, width)
-    return squared_l2(dummy, observed) if name == "l2" else cosine(dummy, observed)

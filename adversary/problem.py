@@ -14,9 +14,11 @@ import client_defenses
 from adversary import labels as label_inference
 from adversary.base import AttackError, Guess, Observation, Task
 from adversary.images import Pixels
-from adversary.objectives import distance
+from adversary.objectives import cosine, robust, squared_l2
 from adversary.optimizers import make_optimizer
 from adversary.priors import group_consistency, norm, statistics_distance, total_variation
+from adversary.refiner_attacks import ball, noise_share, shell
+from client_defenses import evaluator as evaluation
 from fl_app.local import Step, Tensors, local_update
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ class Problem:
         self.statistics = {name: torch.stack([each[name] for each in granted]) for name in granted[0]} if attack.bn else {}
         self.gradient = self._gradient(first.knowledge.defense)
         self.width = WIDTHS[-1]
+        if attack.noise and not attack.evaluator:
+            raise AttackError("noise > 0 needs evaluator='FILE': make one with thorns train-evaluator")
+        self.evaluator = evaluation.load(attack.evaluator, self.device) if attack.noise else None
 
     def _gradient(self, defense: str | None) -> Callable[[Step], Tensors]:
         if not self.attack.through:
@@ -90,6 +95,8 @@ class Problem:
         ):
             if weight:
                 loss = loss + weight * prior(x)
+        if self.evaluator is not None:
+            loss = loss + self.attack.noise * noise_share(x, self.evaluator.__call__)
         return loss
 
     def _distances(self, view: View, x: Tensor, y: Tensor) -> Tensor:
@@ -100,7 +107,7 @@ class Problem:
             update = local_update(model, view.params, x, y, self.rule, self.gradient)
             if self.attack.support:
                 update = {name: update[name] * (observed[name] != 0) for name in observed}
-            far = distance(self.attack.objective, update, observed, self.width)
+            far = self._far({name: update[name] for name in observed}, observed)
             if statistics:
                 far = far + self.attack.bn * statistics_distance(model, view.params, x, statistics)
             return far
@@ -111,6 +118,20 @@ class Problem:
         statistics = {name: value.repeat_interleave(seeds, 0) for name, value in self.statistics.items()}
         flat = vmap(one, randomness="different")(x.flatten(0, 1), y.flatten(0, 1), repeated, statistics)
         return flat.view(targets, seeds)
+
+    def _far(self, update: Tensors, observed: Tensors) -> Tensor:
+        """The objective of one guess."""
+        match self.attack.objective:
+            case "l2":
+                return squared_l2(update, observed)
+            case "cosine":
+                return cosine(update, observed)
+            case "robust":
+                return robust(update, observed, self.width)
+            case "ball":
+                return ball(update, observed, self.attack.eps)
+            case "shell":
+                return shell(update, observed, self.attack.eps)
 
     def solve(self) -> Guess:
         """The best of all attempts by the attack's own loss."""

@@ -12,6 +12,7 @@ from fl_app.config import Experiment
 from fl_app.data.batches import round_positions
 from fl_app.data.partitions import partition
 from fl_app.data.splits import Splits, split
+from fl_app.evaluators import prepared
 from fl_app.local import Tensors
 from fl_app.seeds import derive, generator
 
@@ -68,7 +69,7 @@ def assets_of(experiment: Experiment) -> Assets:
         seed=derive(experiment.seed, "model"),
         normalize=(dataset.mean, dataset.std) if experiment.normalize else None,
     ).to(device)
-    defense = client_defenses.build(experiment.defense)
+    defense = prepared(client_defenses.build(experiment.defense), experiment.dataset, experiment.split)
     return Assets(experiment, splits, shares, dataset.num_classes, model, defense.wrap_model(model), defense, device)
 
 

@@ -132,6 +132,7 @@ def attack(
     worker: Annotated[Workplace, typer.Option(help="Where attacks run.")] = Workplace.inline,
     perceptual: Annotated[bool, typer.Option("--lpips/--no-lpips", help="Also score LPIPS.")] = True,
     judge: Annotated[Path | None, typer.Option(metavar="DIR", help="An undefended run whose model judges the guesses.")] = None,
+    noise_ratio: Annotated[bool, typer.Option("--noise-ratio", help="Also score the share of noise in the guesses.")] = False,
     adaptive: Annotated[bool, typer.Option("--adaptive/--naive", help="Also the attacker who knows the defense.")] = True,
     model: Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="Audit another app: the model in DIR.")] = None,
     input_shape: Annotated[str, typer.Option(metavar="1,8,8", help="With --model: the shape of an input.")] = "",
@@ -174,8 +175,26 @@ def attack(
         worker_name=worker.value,
         perceptual=perceptual,
         judge=judge,
+        noise_ratio=noise_ratio,
         adaptive=adaptive,
     )
+
+
+@app.command("train-evaluator")
+def train_evaluator(
+    dataset: Annotated[str, typer.Option(help="Public images: photos (in scikit-image), or a data set.")] = "photos",
+    clients: Annotated[str, typer.Option(help="The clients' data set: its shape is taken, its images never.")] = "mnist",
+    part: Annotated[str, typer.Option(help="Part of the public set: train or test.")] = "train",
+    split: Annotated[str, typer.Option(help="The clients' split.")] = "official",
+    width: Annotated[int | None, typer.Option(min=1, help="Filters of the first layer.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed is another network.")] = 0,
+    paper: Annotated[bool, typer.Option("--paper", help="The paper's size and training.")] = False,
+) -> None:
+    """Train an evaluation network for refiner and the noise ratio on public images, unless it is there."""
+    from fl_app.cli_evaluator import train_evaluator as train
+
+    train(console, dataset, clients, part=part, split=split, width=width, steps=steps, seed=seed, paper=paper)
 
 
 @app.command("list")

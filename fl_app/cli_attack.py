@@ -15,10 +15,12 @@ import adversary
 from adversary.adaptive import adapt
 from adversary.jobs import Key, Outcome
 from adversary.worker import make_worker
+from client_defenses.evaluator import Training
 from fl_app import spec
 from fl_app.assets import assets_of
 from fl_app.attacking import Session
 from fl_app.config import Experiment
+from fl_app.evaluators import ensure
 from fl_app.grants import knowledge_of, parse_grants
 from fl_app.local import Tensors
 from fl_app.runs import RunDir, RunError
@@ -27,6 +29,8 @@ from fl_app.scoring.score import Summary
 from strategies.selection import select
 
 AT_ONCE = 64
+JUDGING = Training(seed=1)
+"""Not the network that refiner works against: its robust data may fool that one."""
 
 
 class Contender(NamedTuple):
@@ -49,6 +53,7 @@ def attack_run(
     worker_name: str = "inline",
     perceptual: bool = True,
     judge: Path | None = None,
+    noise_ratio: bool = False,
     adaptive: bool = True,
 ) -> None:
     """Attack, score and show; every name is checked before the first attack starts."""
@@ -59,6 +64,7 @@ def attack_run(
     experiment = run.experiment()
     assets = assets_of(experiment)
     judged_by = _judge(judge, experiment) if judge else None
+    evaluator = ensure(experiment.dataset, split=experiment.split, training=JUDGING, console=console) if noise_ratio else None
     worker = make_worker(worker_name)
     try:
         for text in attacks:
@@ -76,6 +82,7 @@ def attack_run(
                     session.failures(),
                     perceptual=perceptual,
                     judge=judged_by,
+                    evaluator=evaluator,
                     floors=not contenders,  # they are the same for both
                 )
                 with _bar(console, "scoring") as bar:

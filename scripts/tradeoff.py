@@ -91,7 +91,7 @@ def cell(work: Path, dataset: str, defense: str, seed: int, training_rounds: int
     import torch
 
     torch.set_num_threads(1)
-    from adversary.adaptive import adapt, pairs_of
+    from adversary.adaptive import adapt, averages
     from fl_app import engines
     from fl_app.attacking import folder_name
     from fl_app.config import Experiment
@@ -114,7 +114,7 @@ def cell(work: Path, dataset: str, defense: str, seed: int, training_rounds: int
         if informed is not None:
             attacks.append((f"informed {name}", informed, ("defense",)))
     leaks = attacked(place / f"once-{os.getpid()}", dataset, defense, seed, 1, attacks)
-    if any(pair.averages for pair in pairs_of(defense)):
+    if averages(defense):
         together = adapt(ATTACKS["L-BFGS"], defense, repeats=True, rounds=ROUNDS_TOGETHER)
         assert together is not None
         again = [(f"informed, {ROUNDS_TOGETHER} rounds", together, ("defense", "repeats"))]

@@ -13,7 +13,9 @@ from adversary import AttackError, Knowledge
 from adversary.adaptive import PAIRS, adapt
 from adversary.labels import infer
 from adversary.objectives import cosine, robust
+from adversary.refiner_attacks import ball, cleaned, shell
 from client_defenses import Memory
+from client_defenses import evaluator as evaluation
 from fl_app import engines
 from fl_app.local import Step
 from fl_app.watcher import Watcher
@@ -128,3 +130,31 @@ def test_a_false_grant_is_refused_before_any_work(small, tmp_path):
     assert refused.returncode == 2
     assert "client-examples" in refused.stderr
     assert not (run.path / "attacks").exists()
+
+
+def test_who_knows_refiner_takes_the_noise_out():
+    """Its robust data still hold about half of each image."""
+    x, _ = digits(4, 1)
+    noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+    blended = 0.5 * x + 0.5 * noise
+    assert psnr(cleaned(blended, 0.5), x).mean() > psnr(blended, x).mean() + 5
+    assert adversary.build(adapt(FAST, "refiner(alpha=0.4)")).unblend == 0.4
+
+
+def test_the_ball_and_the_shell_of_a_projected_gradient():
+    true = {"a": torch.zeros(3), "b": torch.zeros(2)}
+    near, far = {"a": torch.tensor([0.3, 0, 0]), "b": torch.zeros(2)}, {"a": torch.zeros(3), "b": torch.tensor([3.0, 4.0])}
+    assert ball(near, true, 1.0) == 0
+    assert torch.isclose(shell(near, true, 1.0), torch.tensor(0.49))
+    assert torch.isclose(ball(far, true, 1.0), torch.tensor(16.0))
+
+
+def test_a_network_that_sees_noise_is_a_prior(tmp_path):
+    x, y = digits(1, 1)
+    seen, task = seen_of(x, y)
+    with pytest.raises(AttackError, match="train-evaluator"):
+        attack("cosine_lbfgs(iterations=2, noise=0.1)", seen, task)
+    network = evaluation.train(x[0].expand(64, -1, -1, -1), evaluation.Training(width=2, steps=1))
+    evaluation.save(network, tmp_path / "d.safetensors")
+    text = f"cosine_lbfgs(iterations=2, noise={{}}, evaluator='{tmp_path}/d.safetensors')"
+    assert not torch.equal(attack(text.format(0.0), seen, task).x, attack(text.format(5.0), seen, task).x)

@@ -1,7 +1,7 @@
 """Contracts that every registered defense must keep, and how chains compose."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,6 +11,8 @@ from torch.nn import functional as F
 import client_defenses
 from client_defenses import Chain, Defense, Memory
 from client_defenses.base import beyond_messages
+from client_defenses.evaluator import Evaluator, Facts, Training, build_network, save
+from client_defenses.refiner import Refiner
 from fl_app import models
 from fl_app.local import Step
 from fl_app.spec import SpecError
@@ -23,9 +25,23 @@ def step(rng):
     return Step(models.parameters_of(model), model, torch.rand(4, 1, 28, 28, generator=rng), torch.arange(4))
 
 
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """Builds a defense by its name alone; refiner, which needs a file, with a network that has learnt nothing."""
+    path = tmp_path_factory.mktemp("evaluator") / "untrained.safetensors"
+    facts = Facts(shape=(1, 28, 28), training=Training(width=4))
+    save(Evaluator(build_network(facts.shape, 4), facts), path)
+
+    def build(name):
+        defense = client_defenses.build(name)
+        return replace(defense, evaluator=str(path)) if isinstance(defense, Refiner) else defense
+
+    return build
+
+
 @pytest.mark.parametrize("name", sorted(client_defenses.DEFENSES))
-def test_every_defense_is_seeded_and_changes_nothing_in_place(name, step):
-    defense = client_defenses.build(name)
+def test_every_defense_is_seeded_and_changes_nothing_in_place(name, step, built):
+    defense = built(name)
     before = {key: value.clone() for key, value in step.params.items()}, step.x.clone(), step.y.clone()
     first, again = defense.protect(step, Memory.fresh(3)), defense.protect(step, Memory.fresh(3))
     assert first.keys() == step.params.keys()
@@ -36,8 +52,8 @@ def test_every_defense_is_seeded_and_changes_nothing_in_place(name, step):
 
 
 @pytest.mark.parametrize("name", sorted(client_defenses.DEFENSES))
-def test_the_memory_of_every_defense_survives_the_client_state(name, step):
-    defense = client_defenses.build(name)
+def test_the_memory_of_every_defense_survives_the_client_state(name, step, built):
+    defense = built(name)
     kept, moved = Memory.fresh(3), Memory.fresh(3)
     for memory in (kept, moved):
         defense.on_update(defense.protect(step, memory), memory)
@@ -59,8 +75,8 @@ def odd_message(rng, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", sorted(client_defenses.DEFENSES))
-def test_every_defense_sends_the_type_it_is_given(name, dtype, step, rng):
-    defense = client_defenses.build(name)
+def test_every_defense_sends_the_type_it_is_given(name, dtype, step, rng, built):
+    defense = built(name)
     if beyond_messages(defense):
         model = models.build("lenet", (1, 28, 28), 10).to(dtype)
         given = models.parameters_of(model)

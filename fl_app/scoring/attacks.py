@@ -15,6 +15,7 @@ from fl_app.local import Tensors
 from fl_app.scoring.classifier import clean_accuracy, kl_divergence
 from fl_app.scoring.floors import FLOORS
 from fl_app.scoring.grids import save_grid
+from fl_app.scoring.noise_ratio import noise_ratio
 from fl_app.scoring.score import Row, Scores, score, success_rate, summarize
 from fl_app.seeds import generator
 from fl_app.truth import clients_behind, true_aggregate, true_positions
@@ -46,10 +47,12 @@ class Scoring:
         *,
         perceptual: bool = True,
         judge: tuple[nn.Module, Tensors] | None = None,
+        evaluator: Path | None = None,
         floors: bool = True,
     ) -> None:
+        self.evaluator = evaluator
         self.assets, self.folder, self.failures, self.perceptual, self.judge = assets, folder, failures, perceptual, judge
-        self.metrics = METRICS + (JUDGED if judge else ())
+        self.metrics = METRICS + (JUDGED if judge else ()) + (("noise_ratio",) if evaluator else ())
         self.lines: list[dict[str, Any]] = []
         self.floors: dict[str, list[Row]] = {name: [] for name in FLOORS} if floors else {}
         self._shown: list[tuple[torch.Tensor, torch.Tensor, str]] = []
@@ -90,6 +93,8 @@ class Scoring:
 
     def _row(self, scores: Scores, x: torch.Tensor, true_x: torch.Tensor, true_y: torch.Tensor) -> Row:
         row = scores.row()
+        if self.evaluator is not None:
+            row["noise_ratio"] = noise_ratio(x, self.evaluator).mean().item()
         if self.judge is not None:
             guess = x[scores.order]
             row["kl"] = kl_divergence(*self.judge, true_x, guess).mean().item()
