@@ -90,6 +90,7 @@ def attack_run(
                     scoring.run(keys, lambda task=task, bar=bar: bar.advance(task))  # type: ignore[misc]
                 contenders.append(Contender(who, session, scoring))
             _show(console, contenders)
+            _picture(console, contenders)
     except KeyboardInterrupt:
         console.print("Stopped. What was finished is kept; the same command goes on.")
         raise typer.Exit(130) from None
@@ -149,12 +150,21 @@ def _attack(console: Console, session: Session, keys: list[Key]) -> None:
         session.work(open_, AT_ONCE, on_done)
 
 
-def _cell(summary: Summary) -> str:
+def _cell(summary: Summary, *, interval: bool) -> str:
     if summary.mean is None:
         return "unavailable" if summary.unavailable else "-"
-    if summary.low is None or summary.high is None:
+    if not interval or summary.low is None or summary.high is None:
         return f"{summary.mean:.3f}"
     return f"{summary.mean:.3f} ± {(summary.high - summary.low) / 2:.3f}"
+
+
+def _picture(console: Console, contenders: list[Contender]) -> None:
+    """Naive and adaptive in one picture, if both have guesses of the same targets."""
+    first, last = contenders[0].scoring, contenders[-1].scoring
+    if first is not last and first.pictured and first.pictured == last.pictured:
+        path = contenders[-1].session.folder / "beside-naive.png"
+        first.save_picture(path, {one.who: one.scoring for one in contenders})
+        console.print(f"side by side: [bold]{os.path.relpath(path)}[/bold]", soft_wrap=True)
 
 
 def _show(console: Console, contenders: list[Contender]) -> None:
@@ -164,9 +174,10 @@ def _show(console: Console, contenders: list[Contender]) -> None:
     for one in contenders:
         note = "" if one.who == "attack" else f" {one.who}"
         console.print(f"[bold]{one.session.attack}[/bold]{note}", highlight=False, soft_wrap=True)
-    table = Table("", *(who for who, _ in rows), box=None, header_style="bold")
+    table = Table("", *(who.replace("floor: ", "floor:\n") for who, _ in rows), box=None, header_style="bold")
     for name in first.scoring.metrics:
-        table.add_row(name, *(_cell(metrics[name]) for _, metrics in rows))
+        cells = (_cell(metrics[name], interval=place < len(contenders)) for place, (_, metrics) in enumerate(rows))
+        table.add_row(name, *cells)
     console.print(table)
     defense = first.session.experiment.defense
     console.print(

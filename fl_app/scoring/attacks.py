@@ -66,8 +66,18 @@ class Scoring:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "scores.jsonl").write_text(text, encoding="utf-8")
         if self._shown:
-            true_x, guess_x, captions = zip(*self._shown[:AT_MOST], strict=True)
-            save_grid(self.folder / "grid.png", torch.stack(true_x), {self.folder.name[:-7]: torch.stack(guess_x)}, captions)
+            self.save_picture(self.folder / "grid.png", {self.folder.name[:-7]: self})
+
+    def save_picture(self, path: Path, shown: dict[str, "Scoring"]) -> None:
+        """A picture of the truth and of the same targets' guesses by one or more attacks, one a row."""
+        true_x, _, captions = zip(*self._shown[:AT_MOST], strict=True)
+        rows = {name: torch.stack([guess for _, guess, _ in one._shown[:AT_MOST]]) for name, one in shown.items()}
+        save_grid(path, torch.stack(true_x), rows, captions)
+
+    @property
+    def pictured(self) -> list[str]:
+        """Which targets are in the picture."""
+        return [caption for _, _, caption in self._shown[:AT_MOST]]
 
     def rows(self) -> list[Row | None]:
         """One row a target; None where it failed."""
