@@ -59,6 +59,7 @@ PAIRS: dict[str, Pair] = {
         {"objective": "cosine", "labels": "joint", "tv": PRIOR, "ignore": ("last",)},
         averages=True,
     ),
+    "latent_perturbation": Pair("nothing yet"),
     "mask": KEPT,
     "mixup": SOFT,
     "none": Pair("nothing to know"),

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.table import Table
 
 # Heavy modules are imported inside the commands, so that --help answers at once.
@@ -219,9 +220,11 @@ def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
         Kind.optimizers: OPTIMIZERS,
     }
     if kind is Kind.defenses:
-        table.add_column("who knows it")
+        table = Table("name", "what it is; its settings; what an attacker does who knows it", box=None, header_style="bold")
         for name, factory in client_defenses.DEFENSES.items():
-            table.add_row(name, *spec.describe(factory), PAIRS[name].why)
+            settings, words = spec.describe(factory)
+            lines = [words, f"[dim]{escape(settings)}[/dim]", f"[italic]attacker: {PAIRS[name].why}[/italic]"]
+            table.add_row(name, "\n".join(line for line in lines if line), end_section=True)
     elif kind in registries:
         for name, factory in registries[kind].items():
             table.add_row(name, *spec.describe(factory))
@@ -296,8 +299,6 @@ def main() -> None:
 
 
 def _plain(error: BaseException) -> str:
-    from rich.markup import escape
-
     return escape(str(error) or type(error).__name__)
 
 

@@ -7,6 +7,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from client_defenses import Memory
+from client_defenses.base import overrides
 from fl_app.assets import Assets, assets_of, on_device, use_threads
 from fl_app.config import Experiment, from_run_config
 from fl_app.local import Step, Tensors, local_update
@@ -61,6 +62,9 @@ def recall(context: Context, config: Request, experiment: Experiment, client: in
 def defended_update(assets: Assets, params: Tensors, client: int, server_round: int, memory: Memory) -> tuple[Tensors, int]:
     """(the update that a client sends in a round, how many examples are in it)."""
     defense = assets.defense
+    if not memory.state and overrides(defense, "on_start"):
+        own_x, own_y = assets.splits.train.at(assets.shares[client])
+        defense.on_start(Step(params, assets.client_model, own_x.to(assets.device), own_y.to(assets.device)), memory)
     x, y = assets.batch(client, server_round)
 
     def gradient(step: Step) -> Tensors:

@@ -9,6 +9,7 @@ from torch import nn
 from fl_app import spec
 from fl_app.local import Tensors
 from fl_app.models.convnet import convnet
+from fl_app.models.latent import latent_net
 from fl_app.models.layers import Normalize
 from fl_app.models.lenet import lenet, lenet5
 from fl_app.models.linear import linear
@@ -17,6 +18,7 @@ from fl_app.models.vit import vit
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "convnet": convnet,
+    "latent_net": latent_net,
     "lenet": lenet,
     "lenet5": lenet5,
     "linear": linear,

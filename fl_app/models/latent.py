@@ -19,9 +19,8 @@ def latent_net(
 ) -> nn.Module:
     """Table I of latent perturbation: `encoder` of nine 3x3 convolutions, pooled after the sixth; `predictor`: pool, linear.
 
-    The latent is the output of the part `encoder`: (4 x width, height // 3, width // 3), that is (256, 10, 10) for CIFAR-10 and
-    (256, 9, 9) for BloodMNIST, both of which give the printed Linear(2304, classes) if convolutions pad by 1, as
-    ConvNet-64 does. Any number of channels, at least 9 x 9 pixels.
+    The latent is the output of the part `encoder`: (256, 10, 10) for CIFAR-10 and (256, 9, 9) for BloodMNIST, which both give
+    the printed Linear(2304, classes) if convolutions pad by 1, as in ConvNet-64. Any number of channels, 9 x 9 pixels or more.
     """
     channels, height, size = input_shape
     if min(height, size) < 9:
