@@ -68,7 +68,7 @@ PAIRS: dict[str, Pair] = {
     "quantize": LEVELS,
     "refiner": Pair("takes the blended noise out of the guess and smooths it", {"objective": "cosine"}, {"unblend": "alpha"}),
     "sign": LEVELS,
-    "soteria": Pair("leaves the defended layer out of the match", {"ignore": ("last",)}),
+    "soteria": Pair("leaves the defended layer out of the match", learns={"ignore": "muted"}),
 }
 
 

@@ -46,6 +46,11 @@ class Soteria(Defense):
     probes: Annotated[int, Field(ge=0, le=2**20)] = 64
     scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5e-4
 
+    @property
+    def muted(self) -> tuple[str, ...]:
+        """What an informed attacker leaves out of its match, in the words of its `ignore`."""
+        return ("last",) if self.layer == "auto" else (f"{self.layer}.weight",)
+
     # The gradient is taken here, not changed afterwards: the weight's own gradient has to be summed again from each
     # example's part, which would undo what another defense had done to it before.
     def gradient(self, step: Step, memory: Memory) -> Tensors:

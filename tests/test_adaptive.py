@@ -87,6 +87,7 @@ def test_adapting_keeps_what_was_asked_for():
     assert adapt("inverting_gradients(tv=0.2, labels='given')", "dp_sgd") is None  # cosine, granted labels, a strong prior
     text = adapt("cosine_lbfgs(iterations=7)", "prune(ratio=0.5) + sign")
     built = adversary.build(text)
+    assert adversary.build(adapt(FAST, "soteria(layer='fc1')")).ignore == ("fc1.weight",)
     assert (built.iterations, built.support, built.through, built.optimizer) == (7, True, True, "adam")
 
 
