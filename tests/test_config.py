@@ -80,3 +80,11 @@ def test_assignments(text, expected):
 def test_an_assignment_without_a_value_is_refused():
     with pytest.raises(ConfigError, match="key=value"):
         parse_assignment("rounds")
+
+
+def test_epsilon_is_refused_of_a_defense_that_promises_none():
+    with pytest.raises(ConfigError, match="Prune promises no epsilon: use dp_sgd"):
+        from_run_config({"defense": "prune", "delta": 1e-5})
+    with pytest.raises(ConfigError, match="promises no epsilon"):  # pruning comes first, by the data
+        from_run_config({"defense": "soteria + dp_gaussian", "delta": 1e-5})
+    assert from_run_config({"defense": "dp_sgd + prune", "delta": 1e-5}).delta == 1e-5

@@ -230,3 +230,14 @@ def stop_processes_of(flwr_home):
                         os.kill(int(entry), signal.SIGTERM)
             except OSError:
                 continue
+
+
+def test_epsilon_grows_with_the_rounds_and_is_recorded(small):
+    run = engines.run(small.changed(defense="dp_sgd(noise=2.0) + sign", delta=1e-4, client_examples=8), "inline", Watcher())
+    spent = [line["epsilon"] for line in run.metrics() if line["round"]]
+    assert len(spent) == small.rounds
+    assert spent == sorted(spent)
+    assert 0 < spent[0] < spent[-1]
+    assert {line["delta"] for line in run.metrics() if line["round"]} == {1e-4}
+    plain = engines.run(small.changed(run_dir=small.run_dir + "2"), "inline", Watcher())
+    assert not any("epsilon" in line for line in plain.metrics())
