@@ -59,7 +59,7 @@ PAIRS: dict[str, Pair] = {
         {"objective": "cosine", "labels": "joint", "tv": PRIOR, "ignore": ("last",)},
         averages=True,
     ),
-    "latent_perturbation": Pair("nothing yet"),
+    "latent_perturbation": Pair("puts the mean of the known noise on the latent of its own model", {"through": True}),
     "mask": KEPT,
     "mixup": SOFT,
     "none": Pair("nothing to know"),

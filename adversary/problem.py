@@ -14,6 +14,7 @@ import client_defenses
 from adversary import labels as label_inference
 from adversary.base import AttackError, Guess, Observation, Task
 from adversary.images import Pixels
+from adversary.latent_attack import informed_model
 from adversary.objectives import cosine, robust, squared_l2
 from adversary.optimizers import make_optimizer
 from adversary.priors import group_consistency, norm, statistics_distance, total_variation
@@ -52,6 +53,8 @@ class Problem:
         self.rule, self.examples = first.rule, first.num_examples
         self.device = next(iter(first.params.values())).device
         self.pixels = Pixels(task.model, attack.init)
+        known = first.knowledge.defense
+        self.model = informed_model(task, known) if attack.through and known else task.model
         self.classes = torch.stack(list(classes)).to(self.device) if attack.labels != "joint" else None
         kept = _kept(first.update, attack.ignore, task.num_classes)
         self.views = [
@@ -101,7 +104,7 @@ class Problem:
 
     def _distances(self, view: View, x: Tensor, y: Tensor) -> Tensor:
         """How far the updates of the guesses are from what a round shows, (targets, seeds)."""
-        model = self.task.model
+        model = self.model
 
         def one(x: Tensor, y: Tensor, observed: Tensors, statistics: Tensors) -> Tensor:
             update = local_update(model, view.params, x, y, self.rule, self.gradient)

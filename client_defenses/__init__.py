@@ -11,6 +11,7 @@ from client_defenses.drop_fedsgd import DropFedSGD
 from client_defenses.fedem import FedEM
 from client_defenses.gradient_dropout import GradientDropout
 from client_defenses.instahide import InstaHide
+from client_defenses.latent_perturbation import LatentPerturbation
 from client_defenses.ldpm import LDPM
 from client_defenses.mask import Mask
 from client_defenses.mixup import MixUp
@@ -33,6 +34,7 @@ DEFENSES: dict[str, Callable[..., Defense]] = {
     "fedem": FedEM,
     "gradient_dropout": GradientDropout,
     "instahide": InstaHide,
+    "latent_perturbation": LatentPerturbation,
     "ldpm": LDPM,
     "mask": Mask,
     "mixup": MixUp,

@@ -54,6 +54,9 @@ class Defense(Checked):
         """The model that the client trains, e.g. with noise on a latent."""
         return model
 
+    def on_start(self, step: Step, memory: Memory) -> None:
+        """Learn from all examples of a client, which are the step's x and y, before its first round; the memory keeps it."""
+
     def on_batch(self, step: Step, memory: Memory) -> Step:
         """Transform the data."""
         return step
@@ -111,7 +114,7 @@ def overrides(defense: Defense, hook: str) -> bool:
     return getattr(type(defense), hook) is not getattr(Defense, hook)
 
 
-BEYOND_MESSAGES = ("wrap_model", "on_batch", "gradient", "on_gradient")
+BEYOND_MESSAGES = ("wrap_model", "on_start", "on_batch", "gradient", "on_gradient")
 
 
 def beyond_messages(defense: Defense) -> list[str]:
@@ -142,6 +145,12 @@ class Chain(Defense):
         for part in self.parts:
             model = part.wrap_model(model)
         return model
+
+    def on_start(self, step: Step, memory: Memory) -> None:
+        """Let each part learn from the examples as they are."""
+        for name, part, own in self._each(memory):
+            part.on_start(step, own)
+            memory.keep(name, own)
 
     def on_batch(self, step: Step, memory: Memory) -> Step:
         """Pass the data through each part."""
