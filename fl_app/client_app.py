@@ -47,13 +47,16 @@ def memory_of(context: Context) -> Tensors:
     return to_tensors(record) if isinstance(record, ArrayRecord) else {}
 
 
+def remembered(context: Context, config: Request, experiment: Experiment, client: int) -> Tensors:
+    """What the defense remembers; after a resumption, what was on disk if this client was not asked since."""
+    if MEMORY not in context.state and isinstance(done := config.get("resumed-from"), int) and done > 0:
+        return RunDir.open(Path(experiment.run_dir)).load_memory(done, client)
+    return memory_of(context)
+
+
 def recall(context: Context, config: Request, experiment: Experiment, client: int, server_round: int) -> Memory:
     """What the defense of this client remembers, and its generator for this round."""
-    state: Tensors = {}
-    if MEMORY in context.state:
-        state = memory_of(context)
-    elif isinstance(done := config.get("resumed-from"), int) and done > 0:
-        state = RunDir.open(Path(experiment.run_dir)).load_memory(done, client)
+    state = remembered(context, config, experiment, client)
     memory = Memory.fresh(derive(experiment.seed, "defense", client, server_round))
     memory.state = state
     return memory
@@ -110,10 +113,11 @@ def identify(message: Message, context: Context) -> Message:
 def save(message: Message, context: Context) -> Message:
     """Keep the defense's memory on this client's own disk, so that a run can be resumed."""
     experiment = from_run_config(context.run_config)
-    state = memory_of(context)
+    config: Request = dict(message.content.config_records["config"].items())
+    state = remembered(context, config, experiment, client_of(context))
     if state:
-        server_round = message.content.config_records["config"]["server-round"]
-        assert isinstance(server_round, int)
+        context.state[MEMORY] = to_record(state)  # the file that it came from may not outlive this checkpoint
+        server_round = config["server-round"]
         # Only into a run directory that is there: a path that a server makes up creates nothing.
         RunDir.open(Path(experiment.run_dir)).save_memory(server_round, client_of(context), state)
     return Message(RecordDict(), reply_to=message)

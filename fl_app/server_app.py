@@ -90,7 +90,7 @@ class RoundEnd:
 
     def checkpoint(self, server_round: int, arrays: ArrayRecord) -> None:
         """Have every client keep its memory, then keep the server's state: in that order a crash loses nothing."""
-        request = RecordDict({"config": ConfigRecord({"server-round": server_round})})
+        request = RecordDict({"config": ConfigRecord({"server-round": server_round, "resumed-from": self.done})})
         nodes = self.strategy.roster.connected(self.grid).values()
         for reply in self.grid.send_and_receive([Message(request, node, "query.save") for node in nodes], timeout=600):
             if reply.has_error():

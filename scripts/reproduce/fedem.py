@@ -19,18 +19,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import torch
+from common import train
+from report import shown
 
 from adversary.worker import InlineWorker
-from fl_app import engines
 from fl_app.assets import assets_of, on_device
 from fl_app.attacking import Session
 from fl_app.config import Experiment
 from fl_app.data.base import DataError
-from fl_app.runs import RunDir
 from fl_app.scoring.attacks import Scoring
 from fl_app.scoring.score import Summary, summarize
 from fl_app.scoring.utility import evaluate
-from fl_app.watcher import Watcher
 
 
 class Scale(NamedTuple):
@@ -141,25 +140,6 @@ def measure(dataset: str, method: str, seed: int, scale: Scale, options: argpars
         found.targets[target] = None if row is None else {**row, "mse": (row["mse"] or 0.0) / std**2}
     found.attack += time.perf_counter() - began
     print(f"{dataset} {method} seed {seed}: {scores}, SSIM {shown(found.summary('E1', 'ssim'))}", flush=True)
-
-
-def train(experiment: Experiment) -> RunDir:
-    path = Path(experiment.run_dir)
-    if not (path / "experiment.toml").exists():
-        return engines.run(experiment, "inline", Watcher())
-    run = RunDir.open(path)
-    if run.experiment() != experiment:
-        raise SystemExit(f"{path} holds a run with other settings: name another folder with --runs")
-    if (kept := run.load_checkpoint()) and kept.server_round == experiment.rounds:
-        return run
-    return engines.run(experiment, "inline", Watcher(), resume=True)
-
-
-def shown(value: Summary, digits: int = 4) -> str:
-    if value.mean is None:
-        return f"none ({value.failed} failed, {value.unavailable} unavailable)"
-    spread = "" if value.low is None else f" [{value.low:.{digits}f}, {value.high:.{digits}f}]"
-    return f"{value.mean:.{digits}f}{spread}" + (f" ({value.failed} failed)" if value.failed else "")
 
 
 def lines_of(dataset: str, results: dict[str, Found]) -> list[str]:
