@@ -22,6 +22,7 @@ from client_defenses import Memory, per_example
 from client_defenses.layers import jacobian_norms, linear_layer, watched
 from client_defenses.soteria import Soteria
 from fl_app import models
+from fl_app.evaluators import prepared
 from fl_app.local import Step, Tensors
 
 # Refiner, Table 4: seconds a client-round of these defenses, by model.
@@ -81,7 +82,7 @@ def ways(options: argparse.Namespace) -> dict[str, Callable[[Step], object]]:
     """What to time, by name."""
     found: dict[str, Callable[[Step], object]] = {}
     for spec in [*sorted(client_defenses.DEFENSES), *NAMED]:
-        defense = client_defenses.build(spec)
+        defense = prepared(client_defenses.build(spec), "cifar10", "official")  # refiner needs its network
 
         def protect(step: Step, defense: client_defenses.Defense = defense) -> object:
             return defense.protect(step._replace(model=defense.wrap_model(step.model)), Memory.fresh(0))
