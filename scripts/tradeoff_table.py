@@ -91,8 +91,8 @@ def write(
     ]
     targets = len(rows_of(undefended, "naive inverting gradients"))
     verdict = (
-        f"Of these settings {len(good)} keep 95 % of the undefended accuracy and hold every attacker here below "
-        f"{THRESHOLD:.0f} dB: {', '.join(f'`{text}`' for text in good) or 'none'}."
+        f"Settings that keep 95 % of the undefended accuracy and hold every attacker here below "
+        f"{THRESHOLD:.0f} dB, {len(good)} of {len(by_defense)}: {', '.join(f'`{text}`' for text in good) or 'none'}."
     )
     text = f"""# Accuracy against leakage: {dataset}, LeNet
 
@@ -100,7 +100,7 @@ def write(
 {len(own)} cells took {sum(one["seconds"] for one in own) / 60:.0f} core-minutes.
 
 Accuracy: 4 clients, batch 32, server Adam 0.003, {options.training_rounds} rounds; nothing is tuned by defense.
-Leakage: the first update of clients with one example, {targets} targets over {options.seeds} seeds; mean ± half of the 95 %
+Leakage: the first update of clients with one example, {targets} targets, seeds: {options.seeds}; mean ± half of the 95 %
 interval over targets. "Naive" knows the protocol and the architecture; "informed" also knows the defense and its settings,
 and where it says "rounds" sees as many updates on the same example. Of each kind the attacker with the highest mean PSNR is
 shown: Inverting Gradients (500 iterations, TV 0.1) or ours with L-BFGS (300 iterations). Labels are inferred by both.
