@@ -171,7 +171,7 @@ def test_draws_are_secret_unless_a_simulation_fixes_them():
         (defense_mod(arrays="net"), {"defense": "sign"}, ["no arrays called 'net' (it has: arrays)", "arrays=..."]),
         (defense_mod(), {"defense": "sign", "defense-seed": "x"}, ["defense-seed must be a whole number"]),
     ],
-    ids=str,
+    ids=lambda value: None if callable(value) else str(value),
 )
 def test_wrong_uses_are_refused_before_the_client_trains(mod, settings, hints, monkeypatch):
     monkeypatch.setitem(client_defenses.DEFENSES, "data_side", DataSide)
