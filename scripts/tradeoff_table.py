@@ -97,7 +97,8 @@ def write(
     text = f"""# Accuracy against leakage: {dataset}, LeNet
 
 `scripts/tradeoff.py --seeds {options.seeds} --training-rounds {options.training_rounds}`, inline engine, CPU;
-{len(own)} cells took {sum(one["seconds"] for one in own) / 60:.0f} minutes in all, two at a time on two cores that others used too.
+{len(own)} cells took {sum(one["seconds"] for one in own) / 60:.0f} minutes in all,
+two at a time on two cores that others used too.
 
 Accuracy: 4 clients, batch 32, server Adam 0.003, {options.training_rounds} rounds; nothing is tuned by defense.
 Leakage: the first update of clients with one example, {targets} targets, seeds: {options.seeds}; mean ± half of the 95 %
