@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Pictures of what leaks from larger models: ConvNet-64 and ResNet-18 with Sigmoid on CIFAR-10, batch 1 and 8.
 
-.venv/bin/python scripts/gallery.py [--iterations 600] [--out docs/pictures]
+.venv/bin/python scripts/gallery.py [--iterations 900] [--out docs/pictures]
 """
 
 import argparse
@@ -29,11 +29,11 @@ CASES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=600)
+    parser.add_argument("--iterations", type=int, default=900)
     parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
     parser.add_argument("--only", choices=CASES)
     parser.add_argument("--number", type=int, default=0, help="targets; 0: as many as the case names")
-    parser.add_argument("--attack", default="inverting_gradients(labels='given', iterations={iterations})")
+    parser.add_argument("--attack", default="inverting_gradients(tv=1e-4, labels='given', iterations={iterations})")
     options = parser.parse_args()
     source = data.load("cifar10")
     for name in [options.only] if options.only else CASES:
