@@ -52,6 +52,8 @@ def by_count(seen: Observation, gradient: Tensors, task: Task, rng: torch.Genera
 
     The mean predicted probability p_c is not known; it is estimated on uniform noise, which fits early rounds best.
     """
+    if seen.num_examples == 1:  # nothing to count, and this rule is blind to the scale of a clipped update
+        return by_sign(gradient, task)
     weight, bias = last_layer(gradient, task.num_classes)
     if bias is None:
         raise AttackError("the last layer has no bias, so classes cannot be counted: use 'min_column' or grant the labels")

@@ -1,5 +1,6 @@
 """Compression of gradients, with a memory of what it left out (Seide et al. 2014; Karimireddy et al. 2019, Algorithm 1)."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from client_defenses.base import Defense, Memory
@@ -8,14 +9,14 @@ from fl_app.local import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compressor(Defense):
+class Compressor(Defense, ABC):
     """Sends C(g), or with `memory` C(g + e) where e is what all compressions before have left out."""
 
     memory: bool = False
 
+    @abstractmethod
     def compress(self, grads: Tensors, memory: Memory) -> Tensors:
         """C: a pure function of the gradient in float32 and of draws from the memory's generator."""
-        raise NotImplementedError
 
     def transform(self, grads: Tensors, memory: Memory) -> Tensors:
         """Compress the gradient, and keep what is left out under `residual/<parameter>` in float32 if told to."""

@@ -52,7 +52,7 @@ def test_every_defense_has_an_informed_attacker():
         ("drop_fedsgd(p=0.02)", 1, FAST),
         ("prune(ratio=0.9)", 8, FAST),
         ("mask(ratio=0.4)", 5, FAST),
-        ("sign", 5, SLOW),
+        ("sign", 4, "inverting_gradients(iterations=300)"),
         ("quantize(bits=2)", 1, SLOW),
         ("dp_gaussian(scale=0.003)", 5, FAST),
         ("dp_laplace(scale=0.002)", 5, FAST),

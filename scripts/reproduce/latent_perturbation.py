@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import torch
+from common import train
 from latent_settings import ATTACK, ATTACKED, COLUMNS, NOTES, PAPER, RATES, SCALES, SPECS, USED, Method, Scale, methods_of
 from torch import Tensor, nn
 
@@ -28,7 +29,6 @@ from adversary.adaptive import adapt
 from adversary.latent_attack import with_mean_noise
 from adversary.worker import InlineWorker
 from client_defenses.latent_perturbation import LatentPerturbation
-from fl_app import engines
 from fl_app.assets import Assets, assets_of, on_device
 from fl_app.attacking import Session
 from fl_app.config import Experiment
@@ -38,7 +38,6 @@ from fl_app.runs import RunDir
 from fl_app.scoring.attacks import Scoring
 from fl_app.scoring.score import Row, Summary, summarize
 from fl_app.scoring.utility import evaluate
-from fl_app.watcher import Watcher
 
 
 @dataclass
@@ -156,18 +155,6 @@ def measure(
     found.seconds += time.perf_counter() - began
     print(f"{dataset} {method.name} seed {seed}: PSNR {shown(summarize(found.targets['naive'], 'psnr'), 2)}, {row}", flush=True)
     return judge
-
-
-def train(experiment: Experiment) -> RunDir:
-    path = Path(experiment.run_dir)
-    if not (path / "experiment.toml").exists():
-        return engines.run(experiment, "inline", Watcher())
-    run = RunDir.open(path)
-    if run.experiment() != experiment:
-        raise SystemExit(f"{path} holds a run with other settings: name another folder with --runs")
-    if (kept := run.load_checkpoint()) and kept.server_round == experiment.rounds:
-        return run
-    return engines.run(experiment, "inline", Watcher(), resume=True)
 
 
 def shown(value: Summary, digits: int = 4) -> str:
