@@ -58,7 +58,7 @@ SCALES = {
         targets={8: 6, 1: 16},
         attacks={
             8: {IG: f"{IG}(iterations=500)", IDLG: COUNTED.format(300)},
-            1: {IG: f"{IG}(iterations=500)", OURS: f"{OURS}(iterations=300)"},
+            1: {IG: f"{IG}(iterations=500)", OURS: f"{OURS}(iterations=600, tv=0.01)"},
         },
         kept=(0.96, 0.9, 0.8, 0.6),
         noise=(1e-4, 1e-3, 5e-3, 1e-2),

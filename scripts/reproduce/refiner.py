@@ -66,7 +66,7 @@ SCALES = {
         150,
         "adam(lr=0.003)",
         16,
-        {IG: f"{IG}(iterations=500)", OURS: f"{OURS}(iterations=300)"},
+        {IG: f"{IG}(iterations=500)", OURS: f"{OURS}(iterations=600, tv=0.01)"},
         ALPHAS,
         (0.0, 0.5),
         (0.01, 0.9, 2.0),
