@@ -1,5 +1,9 @@
 """The Flower client: data -> defense -> local update -> reply."""
 
+import logging
+import traceback
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +15,50 @@ from client_defenses.base import overrides
 from fl_app.assets import Assets, assets_of, on_device, use_threads
 from fl_app.config import Experiment, from_run_config
 from fl_app.local import Step, Tensors, local_update
+from fl_app.own_config import OwnConfig, Refused, own_assets, own_config
+from fl_app.own_secret import secret_draws
 from fl_app.runs import RunDir
 from fl_app.seeds import derive
+from fl_app.spec import SpecError
 from fl_app.wire import to_record, to_tensors
 from strategies.fedsgd import rule_to_config
 
+log = logging.getLogger("thorns")
 app = ClientApp()
 MEMORY = "defense-memory"
+ANSWERED = "own-answers"
 Request = dict[str, Any]
 """What a training message says beside the weights."""
+Answer = Callable[[Message, Context], Message]
+OURS = ("fl_app", "client_defenses", "strategies")
+
+
+def discreet(answer: Answer) -> Answer:
+    """Errors reach the server in our words alone: those of libraries quote what they choke on, a label for example."""
+
+    @wraps(answer)
+    def guarded(message: Message, context: Context) -> Message:
+        try:
+            return answer(message, context)
+        except Refused as refusal:
+            log.warning("refused: %s", refusal)
+            raise
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] in OURS:
+                raise
+            places = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
+            kind, place = type(error).__name__, " > ".join(places[1:][-3:])
+        # Outside of the handler: a log of this error shall not show the other one as its context.
+        raise RuntimeError(f"{kind} at {place}; what it says stays with the client, as it may quote data")
+
+    return guarded
 
 
 def client_of(context: Context) -> int:
     """Which client this node is."""
     number = context.node_config.get("partition-id")
     if not isinstance(number, int):
-        raise ValueError("this node has no partition-id: start it with --node-config 'partition-id=0 num-partitions=10'")
+        raise Refused("this node has no partition-id: start it with --node-config 'partition-id=0 num-partitions=10'")
     return number
 
 
@@ -34,10 +66,10 @@ def check_request(config: Request, experiment: Experiment) -> int:
     """The round that is asked for; a server that asks for another rule than the one agreed on is refused."""
     server_round = config.get("server-round")
     if not isinstance(server_round, int) or server_round < 1:
-        raise ValueError(f"the request names no valid round: {server_round!r}")
+        raise Refused(f"the request names no valid round: {server_round!r}")
     for key, agreed in rule_to_config(experiment.rule).items():
         if config.get(key) != agreed:
-            raise ValueError(f"the server asks for {key}={config.get(key)!r}, but {agreed!r} was agreed on")
+            raise Refused(f"the server asks for {key}={config.get(key)!r}, but {agreed!r} was agreed on")
     return server_round
 
 
@@ -62,6 +94,26 @@ def recall(context: Context, config: Request, experiment: Experiment, client: in
     return memory
 
 
+def own_of(context: Context) -> OwnConfig | None:
+    """What this client decides itself; a configuration that cannot be read answers nothing."""
+    try:
+        return own_config(context.node_config)
+    except SpecError as error:
+        log.error("this client's node config is not valid: %s", error)
+        raise Refused("this client's own configuration is not valid; its log says why") from None
+
+
+def check_new(context: Context, server_round: int) -> None:
+    """Refuse a round that was asked for before: each answer about the same examples takes some of their noise away."""
+    record = context.state.config_records.setdefault(ANSWERED, ConfigRecord({"last-round": 0}))
+    last = int(record["last-round"])  # type: ignore[arg-type]
+    if server_round <= last:
+        raise Refused(
+            f"this client answers each round once and in order: it has answered round {last}, not again {server_round}"
+        )
+    record["last-round"] = server_round
+
+
 def defended_update(assets: Assets, params: Tensors, client: int, server_round: int, memory: Memory) -> tuple[Tensors, int]:
     """(the update that a client sends in a round, how many examples are in it)."""
     defense = assets.defense
@@ -78,19 +130,25 @@ def defended_update(assets: Assets, params: Tensors, client: int, server_round: 
 
 
 @app.train()
+@discreet
 def train(message: Message, context: Context) -> Message:
     """Answer a round with a protected update and nothing else: no loss, no label counts."""
     experiment = from_run_config(context.run_config)
     client = client_of(context)
     arrays, record = message.content["arrays"], message.content["config"]
     if not isinstance(arrays, ArrayRecord) or not isinstance(record, ConfigRecord):
-        raise ValueError("a training request brings the records 'arrays' and 'config'")
+        raise Refused("a training request brings the records 'arrays' and 'config'")
     config: Request = dict(record.items())  # a plain dict: Flower's own takes microseconds a look-up
     server_round = check_request(config, experiment)
     use_threads(experiment.threads)
-    assets = assets_of(experiment)
+    own = own_of(context)
+    assets = own_assets(own, experiment, client) if own else assets_of(experiment)
     memory = recall(context, config, experiment, client, server_round)
     params = to_tensors(arrays)
+    if own:
+        check_new(context, server_round)
+        batch = dict(zip("xy", assets.batch(client, server_round), strict=True))
+        memory.rng = secret_draws(own, [config, context.run_config, context.node_config], [params, memory.state, batch])
     if assets.device != "cpu":
         params = on_device(params, assets.device)
     update, number = defended_update(assets, params, client, server_round, memory)
@@ -103,6 +161,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 @app.query("identify")
+@discreet
 def identify(message: Message, context: Context) -> Message:
     """Say which client this is, so that results do not depend on Flower's random node ids."""
     identity = ConfigRecord({"client": client_of(context), "clients": int(context.node_config.get("num-partitions", 0))})
@@ -110,6 +169,7 @@ def identify(message: Message, context: Context) -> Message:
 
 
 @app.query("save")
+@discreet
 def save(message: Message, context: Context) -> Message:
     """Keep the defense's memory on this client's own disk, so that a run can be resumed."""
     experiment = from_run_config(context.run_config)

@@ -68,7 +68,7 @@ def to_tensor(name: str, array: Array) -> Tensor:
     if isinstance(array, TensorArray):
         return array.tensor
     if array.stype != NUMPY:
-        raise WireError(f"{name} is serialised as '{array.stype[:40]}', not as {NUMPY}")
+        raise WireError(f"{name} is serialised as {array.stype[:40]!r}, not as {NUMPY}")
     header = HEADER.match(array.data)
     if header is None:
         raise WireError(f"{name} does not start with the header of a plain array of numbers")
@@ -77,5 +77,8 @@ def to_tensor(name: str, array: Array) -> Tensor:
     start = header.end()
     if prod(shape) * dtype.itemsize != len(array.data) - start:
         raise WireError(f"{name} says shape {shape} of {dtype}, but brings {len(array.data) - start} bytes")
-    values = np.frombuffer(array.data, dtype, offset=start).reshape(shape)
+    try:
+        values = np.frombuffer(array.data, dtype, offset=start).reshape(shape)
+    except ValueError:  # no bytes at all can be said to have sides that are too large for an address
+        raise WireError(f"{name} says shape {shape}, which no array has") from None
     return torch.from_numpy(values.copy())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fl_app.local import LocalRule, Tensors
 from fl_app.wire import WireError, to_record, to_tensors
 from strategies.optimizers import ServerOptimizer
-from strategies.roster import Roster, sample_clients
+from strategies.roster import Roster, one_line, sample_clients
 
 log = logging.getLogger("thorns")
 Weighting = Literal["examples", "equal"]
@@ -46,7 +46,7 @@ def rule_to_config(rule: LocalRule) -> dict[str, str | int | float]:
 def read_update(message: Message, like: Tensors, most: int, key: str = "num-examples") -> tuple[Tensors, int]:
     """(tensors as in `like`, number of examples up to `most`) of a reply; raises Rejected or WireError with the reason."""
     if message.has_error():
-        raise Rejected(f"the client failed: {message.error.reason}")
+        raise Rejected(f"the client failed: {one_line(message.error.reason)}")
     records = list(message.content.values())
     arrays = [record for record in records if isinstance(record, ArrayRecord)]
     metrics = [record for record in records if isinstance(record, MetricRecord)]
@@ -64,7 +64,7 @@ def read_update(message: Message, like: Tensors, most: int, key: str = "num-exam
             raise Rejected(f"{name} has the type {update[name].dtype}, not {expected.dtype}")
     number = counts.get(key)
     if not isinstance(number, int) or not 1 <= number <= most:
-        raise Rejected(f"{key} is {number!r}, not a whole number from 1 to {most}")
+        raise Rejected(f"{key} is {one_line(repr(number), 40)}, not a whole number from 1 to {most}")
     return update, number
 
 

@@ -17,6 +17,11 @@ log = logging.getLogger("thorns")
 IDENTIFY = "query.identify"
 
 
+def one_line(text: object, most: int = 500) -> str:
+    """What a client says, for a log: its first characters, those that cannot be printed as blanks."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(text)[:most])
+
+
 def sample_clients(clients: int, fraction: float, min_clients: int, seed: int, server_round: int) -> list[int]:
     """The clients of a round, sorted: a pure function of its arguments."""
     number = max(min_clients, round(fraction * clients))
@@ -59,19 +64,23 @@ class Roster:
 
     def _identify(self, grid: Grid, nodes: list[int]) -> None:
         questions = [Message(RecordDict({"config": ConfigRecord()}), node, IDENTIFY) for node in nodes]
+        problems = {}
         for reply in grid.send_and_receive(questions, timeout=self.patience):
             node = reply.metadata.src_node_id
             if reply.has_error():
-                raise RosterError(f"node {node} cannot take part: {reply.error.reason}")
+                problems[node] = f"node {node} cannot take part: {one_line(reply.error.reason)}"
+                continue
             answer = reply.content.config_records.get("identity", ConfigRecord())
             client, clients = answer.get("client"), answer.get("clients")
             if not isinstance(client, int) or not 0 <= client < self.expected:
-                log.warning("node %d is ignored: it calls itself client %r of %d", node, client, self.expected)
+                log.warning(
+                    "node %d is ignored: it calls itself client %s of %d", node, one_line(repr(client), 40), self.expected
+                )
                 self._ignored.add(node)
             elif clients != self.expected:
-                raise RosterError(
-                    f"the experiment has clients={self.expected}, but the federation has {clients!r} nodes: make them equal, "
-                    f"e.g. with flwr run . --federation-config num-supernodes={self.expected}"
+                problems[node] = (
+                    f"the experiment has clients={self.expected}, but the federation has {one_line(repr(clients), 40)} nodes: "
+                    f"make them equal, e.g. with flwr run . --federation-config num-supernodes={self.expected}"
                 )
             else:
                 # A client that was restarted comes back as a new node: the newest one speaks for it.
@@ -79,3 +88,8 @@ class Roster:
                     del self.client_of[old]
                     self._ignored.add(old)
                 self.client_of[node] = client
+        if problems and not self.client_of:
+            raise RosterError(next(iter(problems.values())))
+        for node, problem in problems.items():  # one strange node must not end the run of the others
+            log.warning("node %d is ignored: %s", node, problem)
+            self._ignored.add(node)

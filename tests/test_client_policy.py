@@ -1,0 +1,309 @@
+"""What a client decides itself: no run config and no request can weaken it, and its draws are nobody's to foretell."""
+
+import logging
+import shutil
+import stat
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.common.config import parse_config_args
+from test_engines import go, same, weights_of
+
+import client_defenses
+from adversary.captures import Captures
+from client_defenses import Memory
+from fl_app import data
+from fl_app.assets import assets_of
+from fl_app.client_app import app, defended_update
+from fl_app.data.batches import round_positions
+from fl_app.engines.inline import InlineGrid
+from fl_app.local import local_update
+from fl_app.models import parameters_of
+from fl_app.own_config import OwnConfig, Refused, at_least, own_config
+from fl_app.own_secret import secret_of
+from fl_app.seeds import derive, secret_generator
+from fl_app.server_app import build_strategy, serve
+from fl_app.spec import SpecError
+from fl_app.watcher import Watcher
+from fl_app.wire import to_record, to_tensors
+
+NOISE = "dp_gaussian(scale=1.0, clip=None)"
+
+
+def federation(experiment, own):
+    """A grid of the app whose clients have settings of their own: client -> settings."""
+    grid = InlineGrid(app, experiment.clients, experiment.run_config())
+    for client, settings in own.items():
+        grid.contexts[client + 1].node_config.update(settings)
+    return grid
+
+
+def run_with(experiment, own):
+    grid = federation(experiment, own)
+    return serve(grid, Context(1, 0, {}, RecordDict(), experiment.run_config()), Watcher())
+
+
+def ask(grid, experiment, weights=None, server_round=1):
+    """The replies of one round, by client."""
+    weights = weights or parameters_of(assets_of(experiment).model)
+    requests = build_strategy(experiment).configure_train(server_round, to_record(weights), ConfigRecord(), grid)
+    return {reply.metadata.src_node_id - 1: reply for reply in grid.send_and_receive(requests)}
+
+
+def update_of(reply):
+    assert not reply.has_error(), reply.error.reason
+    return to_tensors(reply.content["arrays"])
+
+
+def gradient_of(experiment, client, server_round=1):
+    assets = assets_of(experiment)
+    x, y = assets.batch(client, server_round)
+    return local_update(assets.model, parameters_of(assets.model), x, y, experiment.rule)
+
+
+def flat(tensors):
+    return torch.cat([value.flatten() for value in tensors.values()])
+
+
+def test_without_settings_of_its_own_a_client_draws_by_the_runs_seed(small):
+    noisy = small.changed(defense=NOISE)
+    replies = ask(federation(noisy, {}), noisy)
+    assets = assets_of(noisy)
+    for client, reply in replies.items():
+        memory = Memory.fresh(derive(noisy.seed, "defense", client, 1))
+        assert same(update_of(reply), defended_update(assets, parameters_of(assets.model), client, 1, memory)[0])
+
+
+def test_a_clients_own_defense_stands_in_for_the_runs(small):
+    for run_says in ("none", "prune(ratio=0.5)"):
+        run = small.changed(defense=run_says, capture="1", run_dir=f"{small.run_dir}-{run_says[:4]}")
+        finished = run_with(run, {1: {"defense": "mask(ratio=1.0)"}})
+        seen = {one.client: one.update for one in Captures(finished.path / "captures").read_all()[0] if one.server_round == 1}
+        assert not flat(seen[1]).any()
+        assert flat(seen[0]).any()
+        assert flat(seen[2]).any()
+    assert finished.metrics()[-1]["accepted"] == 3
+
+
+def test_an_own_defense_without_an_epsilon_works_in_a_run_that_reports_one(small):
+    run = small.changed(defense="dp_sgd(noise=1.0)", delta=1e-4, rounds=1, eval_every=1)
+    assert run_with(run, {0: {"defense": "prune"}}).metrics()[-1]["accepted"] == 3
+
+
+def test_the_runs_seed_foretells_nothing(small):
+    noisy = small.changed(defense=NOISE)
+    true = flat(gradient_of(noisy, 0))
+    noise = flat(update_of(ask(federation(noisy, {0: {"demand": NOISE}}), noisy)[0])) - true
+    foretold = flat(update_of(ask(federation(noisy, {}), noisy)[0])) - true
+    assert noise.std() == pytest.approx(1, abs=0.05)
+    assert torch.corrcoef(torch.stack([noise, foretold]))[0, 1].abs() < 0.1
+
+
+def test_with_a_secret_file_a_client_repeats_itself_and_without_one_never(small, tmp_path):
+    noisy = small.changed(defense=NOISE)
+
+    def sent(**settings):
+        return update_of(ask(federation(noisy, {0: {"demand": NOISE, **settings}}), noisy)[0])
+
+    secret = {"secret-seed-file": str(tmp_path / "keys" / "seed")}
+    assert same(sent(**secret), sent(**secret))
+    assert not same(sent(**secret), sent(**{"secret-seed-file": str(tmp_path / "keys" / "other")}))
+    assert not same(sent(), sent())
+
+
+def test_no_two_different_updates_share_their_noise(small, tmp_path):
+    """Else the difference of two answers would be free of noise."""
+    own = {0: {"defense": NOISE, "secret-seed-file": str(tmp_path / "seed")}}
+    weights = parameters_of(assets_of(small).model)
+    moved = {name: value + 1e-6 for name, value in weights.items()}
+    first = flat(update_of(ask(federation(small, own), small, weights)[0]))
+    other_settings = small.changed(rounds=7)
+    for again in (
+        ask(federation(small, own), small, moved),
+        ask(federation(small, own), small, weights, server_round=2),
+        ask(federation(other_settings, own), other_settings, weights),
+    ):
+        difference = flat(update_of(again[0])) - first
+        assert difference.std() == pytest.approx(2**0.5, abs=0.1)
+
+
+def test_a_round_is_answered_once(small, caplog):
+    grid = federation(small, {0: {"demand": "none", "min-examples": 1}})
+    update_of(ask(grid, small, server_round=3)[0])
+    for server_round in (3, 2):
+        reply = ask(grid, small, server_round=server_round)
+        assert "answers each round once" in reply[0].error.reason
+        update_of(reply[1])  # a client without settings answers as ever
+    update_of(ask(grid, small, server_round=4)[0])
+    assert "refused: this client answers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "least", "enough"),
+    [
+        ("dp_sgd(clip=1.0, noise=1.0)", "dp_sgd(noise=1.0, clip=1.0)", True),
+        ("dp_sgd(noise=2.0)", "dp_sgd(noise=1.0)", True),
+        ("dp_sgd(noise=0.5)", "dp_sgd(noise=1.0)", False),
+        ("dp_sgd(clip=2.0, noise=2.0)", "dp_sgd(clip=1.0, noise=1.0)", False),
+        ("dp_gaussian(scale=2.0)", "dp_laplace(scale=1.0)", False),
+        ("dp_gaussian(scale=0.1, clip=None)", "dp_gaussian(scale=0.1)", False),
+        ("dp_sgd + prune", "dp_sgd", True),
+        ("dp_sgd(noise=3.0) + prune + sign", "dp_sgd", True),
+        ("dp_sgd + mixup", "dp_sgd", False),  # looks at data again
+        ("prune + dp_gaussian", "dp_gaussian", False),
+        ("dp_gaussian(scale=1.0) + prune", "dp_gaussian(scale=0.5) + prune", False),  # prune chooses by what noise hides
+        ("dp_gaussian + mask(ratio=0.9)", "dp_gaussian + mask(ratio=0.5)", True),
+        ("prune(ratio=0.9)", "prune(ratio=0.8)", False),
+        ("none", "dp_sgd", False),
+        ("none + dp_sgd", "dp_sgd", True),
+        ("none", "none", True),
+        ("sign", "none", True),
+        ("dp_sgd", "dp_sgd + prune", False),
+    ],
+)
+def test_at_least(given, least, enough):
+    assert at_least(client_defenses.build(given), client_defenses.build(least)) is enough
+
+
+def test_a_run_below_the_demand_is_refused_and_goes_on_with_the_others(small, caplog):
+    run = small.changed(defense="dp_sgd(noise=0.1)")
+    with caplog.at_level(logging.WARNING, "thorns"):
+        finished = run_with(run, {1: {"demand": "dp_sgd(noise=1.0)"}})
+    assert [(line["accepted"], line["rejected"]) for line in finished.metrics()[1:]] == [(2, 1)] * small.rounds
+    rejected = [message for message in caplog.messages if "the reply of client 1 is rejected" in message]
+    assert len(rejected) == small.rounds
+    wanted = "this client demands the defense 'dp_sgd(noise=1.0)' or a stronger one, but the run has 'dp_sgd(noise=0.1)'"
+    assert all(message.endswith(wanted) and "\n" not in message for message in rejected)
+    enough = run_with(run.changed(defense="dp_sgd(noise=1.5)", run_dir=f"{run.run_dir}2"), {1: {"demand": "dp_sgd(noise=1.0)"}})
+    assert enough.metrics()[-1]["rejected"] == 0
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 2}, {"client_examples": 1}], ids=str)
+def test_an_update_of_too_few_examples_is_refused(small, settings):
+    run = small.changed(**settings)
+    replies = ask(federation(run, {0: {"min-examples": 4}, 1: {"min-examples": 1}}), run)
+    assert "demands at least 4 examples in an update" in replies[0].error.reason
+    update_of(replies[1])
+
+
+def test_a_client_learns_from_its_own_images(small, pictures, tmp_path):
+    shutil.copytree(pictures, tmp_path / "mine")
+    for path in (tmp_path / "mine" / "train").rglob("*.png"):
+        if path.name > "04.png":
+            path.unlink()
+    own = f"imagefolder(path='{tmp_path / 'mine'}', size=12)"
+    replies = ask(federation(small, {0: {"dataset": own}}), small)
+    train = data.load(own).train
+    assert len(train) == 15
+    # All its images are its own, in the order of the run's seed; the model and its normalisation are the run's.
+    x, y = train.at(round_positions(small.seed, 0, 1, small.batch_size, 15))
+    model = assets_of(small).model
+    assert same(update_of(replies[0]), local_update(model, parameters_of(model), x, y, small.rule))
+    assert same(update_of(replies[1]), gradient_of(small, 1))
+
+
+def test_own_data_that_do_not_fit_are_refused_without_a_word_about_them(small, pictures, tmp_path, caplog):
+    for own in (f"imagefolder(path='{pictures}', size=16)", f"imagefolder(path='{tmp_path / 'secret-ward'}')"):
+        replies = ask(federation(small, {0: {"dataset": own}}), small)
+        assert "own data" in replies[0].error.reason
+        assert str(pictures) not in replies[0].error.reason
+        assert "secret-ward" not in replies[0].error.reason
+    assert "secret-ward" in caplog.text  # its own log names it
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"defence": "dp_sgd"},
+        {"defense": "dp_sgdd"},
+        {"defense": "dp_sgd(noise=-1.0)"},
+        {"defense": "dp_sgd", "demand": "dp_sgd"},
+        {"min-examples": "many"},
+        {"dataset": "mnisst"},
+        {"secret_seed_file": 3},
+    ],
+    ids=str,
+)
+def test_a_client_whose_own_settings_are_wrong_sends_nothing(small, settings, caplog):
+    with pytest.raises(SpecError):
+        own_config({"partition-id": 0, "num-partitions": 3, **settings})
+    replies = ask(federation(small, {0: settings}), small)
+    assert "own configuration is not valid; its log says why" in replies[0].error.reason
+    assert "this client's node config is not valid" in caplog.text
+    update_of(replies[1])
+
+
+def test_flower_reads_these_settings_from_a_line_and_from_a_file(tmp_path):
+    line = """partition-id=0 num-partitions=2 demand="dp_sgd(clip=1.0, noise=1.0)" min-examples=8 secret-seed-file="~/seed" """
+    line += """dataset="imagefolder(path='/srv/scans', size=28)" """
+    wanted = OwnConfig(
+        demand="dp_sgd(clip=1.0, noise=1.0)",
+        min_examples=8,
+        secret_seed_file="~/seed",
+        dataset="imagefolder(path='/srv/scans', size=28)",
+    )
+    assert own_config(parse_config_args([line])) == wanted
+    (tmp_path / "client.toml").write_text(
+        'partition-id = 0\nnum-partitions = 2\ndemand = "dp_sgd(clip=1.0, noise=1.0)"\nmin-examples = 8\n'
+        'secret-seed-file = "~/seed"\ndataset = "imagefolder(path=\'/srv/scans\', size=28)"\n'
+    )
+    assert own_config(parse_config_args([str(tmp_path / "client.toml")])) == wanted
+    assert own_config(parse_config_args(["partition-id=0 num-partitions=2"])) is None
+
+
+def test_the_secret_is_made_once_and_for_its_owner_alone(tmp_path):
+    own = OwnConfig(secret_seed_file=str(tmp_path / "keys" / "seed"))
+    secret = secret_of(own)
+    path = tmp_path / "keys" / "seed"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert (len(secret), secret_of(own)) == (32, secret)
+    assert [entry.name for entry in path.parent.iterdir()] == ["seed"]
+    path.chmod(0o640)
+    with pytest.raises(Refused, match="cannot be used"):
+        secret_of(own)
+    path.chmod(0o600)
+    for damaged in ("", "ab" * 31, "ab" * 33, "not hexadecimal" * 5):
+        path.write_text(damaged)
+        with pytest.raises(Refused, match="cannot be used"):
+            secret_of(own)
+    with pytest.raises(Refused, match="cannot be used"):
+        secret_of(OwnConfig(secret_seed_file=str(tmp_path)))
+
+
+def test_a_secret_is_not_one_of_32_bits():
+    def seeded(seed):
+        return torch.rand(8, generator=torch.Generator().manual_seed(seed))
+
+    assert torch.equal(seeded(1), seeded(1 + 2**32))  # why a secret cannot be a seed
+    made = [secret_generator(bytes([key]) * 32, parts) for key in (1, 2) for parts in ([b"ab", b"c"], [b"a", b"bc"], [])]
+    states = {bytes(one.get_state()[24 : 24 + 8 * 624].tolist()) for one in made}
+    assert len(states) == 6
+    draws = torch.rand(6000, generator=made[0])
+    assert torch.equal(draws, torch.rand(6000, generator=secret_generator(b"\1" * 32, [b"ab", b"c"])))
+    assert draws.mean() == pytest.approx(0.5, abs=0.02)
+    assert draws.std() == pytest.approx(12**-0.5, abs=0.01)
+    assert torch.randn(6000, generator=made[1]).std() == pytest.approx(1, abs=0.04)
+    words = made[2].get_state()[24 : 24 + 8 * 624].view(torch.int64)
+    assert int(words.max()) < 2**32
+    assert len(set(words.tolist())) > 620  # all of them, not a stretched seed
+
+
+def test_what_a_library_says_of_the_data_stays_with_the_client(small, monkeypatch, caplog):
+    assets = assets_of(small)
+    x, y = assets.splits.train.at(slice(0, 4))
+    monkeypatch.setattr(type(assets), "batch", lambda self, client, server_round: (x, y + 77))
+    with caplog.at_level(logging.DEBUG):
+        replies = ask(federation(small, {}), small)
+    for reply in replies.values():
+        assert reply.error.reason.startswith("RuntimeError: IndexError at ")
+        assert "functional.py" in reply.error.reason
+        assert "out of bounds" not in reply.error.reason
+    assert "out of bounds" not in caplog.text
+
+
+def test_a_simulation_is_what_it_was(small):
+    """No client of a simulation has settings of its own: the same weights as ever, also with draws."""
+    run = small.changed(defense="gradient_dropout(p=0.8)")
+    assert same(weights_of(go(run)), weights_of(run_with(run.changed(run_dir=f"{run.run_dir}2"), {})))
