@@ -38,6 +38,8 @@ DEFENSES = {
     "ldpm": ["ldpm(noise=0.0005)", "ldpm(noise=0.01)", "ldpm(noise=0.1)"],
 }
 ATTACKS = {"inverting gradients": "inverting_gradients(iterations=500)", "L-BFGS": "cosine_lbfgs(iterations=600, tv=0.01)"}
+TOGETHER = "cosine_lbfgs(iterations=300, tv=0.01)"
+"""On several rounds at once, whose iterations cost as many times more."""
 TARGETS, ROUNDS_TOGETHER = 16, 4
 TRAINING = {"model": "lenet", "optimizer": "adam(lr=0.003)", "clients": 4, "batch_size": 32, "eval_every": 1000}
 METRICS = ("psnr", "ssim", "lpips_alex")
@@ -72,8 +74,7 @@ def attacked(
     run = engines.run(experiment, "inline", Watcher())
     found: dict[str, Any] = {}
     for name, text, grants in attacks:
-        session = Session(run, text, grants, InlineWorker())
-        session._threads = lambda: 1  # type: ignore[method-assign] # cells share the cores
+        session = Session(run, text, grants, InlineWorker(), threads=1)  # cells share the cores
         keys = session.captured()
         session.work(session.pending(keys), 64, lambda _: None)
         shown = [key for key in keys if key[0] == 1]
@@ -115,7 +116,7 @@ def cell(work: Path, dataset: str, defense: str, seed: int, training_rounds: int
             attacks.append((f"informed {name}", informed, ("defense",)))
     leaks = attacked(place / f"once-{os.getpid()}", dataset, defense, seed, 1, attacks)
     if averages(defense):
-        together = adapt(ATTACKS["L-BFGS"], defense, repeats=True, rounds=ROUNDS_TOGETHER)
+        together = adapt(TOGETHER, defense, repeats=True, rounds=ROUNDS_TOGETHER)
         assert together is not None
         again = [(f"informed, {ROUNDS_TOGETHER} rounds", together, ("defense", "repeats"))]
         leaks |= {

@@ -105,8 +105,7 @@ def train(experiment: Experiment) -> RunDir:
 
 def attack(run: RunDir, attacker: Attacker, threads: int, *, judged: bool, floors: bool) -> tuple[Rows, dict[str, Rows]]:
     """(rows of the targets, rows of the blind guesses) of one attacker on all that a run captured."""
-    session = Session(run, attacker.attack, attacker.grants, InlineWorker())
-    session._threads = lambda: threads  # type: ignore[method-assign] # cells share the cores
+    session = Session(run, attacker.attack, attacker.grants, InlineWorker(), threads=threads)
     keys, assets = session.captured(), assets_of(session.experiment)
     session.work(session.pending(keys), 64, lambda _: None)
     judge = ensure(session.experiment.dataset, training=Training(seed=1)) if judged else None
