@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from fl_app import data
 from fl_app.assets import Assets, assets_of
 from fl_app.config import Experiment
 from fl_app.grants import knowledge_of
-from fl_app.runs import RunDir, RunError
+from fl_app.runs import RunDir, RunError, write_atomic
 from fl_app.seeds import derive
 
 
@@ -37,14 +38,29 @@ def task_spec(experiment: Experiment) -> TaskSpec:
 class Session:
     """One attack with its grants on the captures of one run; what is done is on disk, so it can be broken off and resumed."""
 
-    def __init__(self, run: RunDir, attack: str, grants: tuple[str, ...], worker: Worker) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        attack: str,
+        grants: tuple[str, ...],
+        worker: Worker,
+        *,
+        who: str = "attack",
+        asked: str | None = None,
+        threads: int | None = None,
+    ) -> None:
         built = adversary.build(attack)  # refuse a bad spec before anything is read
-        self.together = built.together if isinstance(built, GradientMatching) else 1
+        self.by_client = isinstance(built, GradientMatching) and built.by_client
         self.run, self.attack, self.grants, self.worker = run, attack, grants, worker
+        self.who, self.asked = who, asked or attack
         self.experiment = run.experiment()
+        # All cores when nothing else runs; beside the training no more than a client takes.
+        free = (os.cpu_count() or 1) if isinstance(worker, InlineWorker) else self.experiment.threads
+        self.threads = threads or free
         self.captures = Captures(run.path / "captures")
         self.folder = run.path / "attacks" / folder_name(attack, grants)
         self.failures_path = self.folder / "failed.jsonl"
+        self.timing_path = self.folder / "timing.jsonl"
 
     def captured(self, rounds: Collection[int] | None = None, clients: Collection[int] | None = None) -> list[Key]:
         """The targets that were captured."""
@@ -67,17 +83,17 @@ class Session:
         """The targets without a guess; failed ones are not tried again unless their record is deleted."""
         failed = self.failures()
         open_ = [key for key in keys if key not in failed and not guess_path(self.folder, key).exists()]
-        if self.together > 1:  # rounds of a client stand and fall together
+        if self.by_client:  # rounds of a client stand and fall together
             clients = {client for _, client in open_}
             open_ = [key for key in keys if key[1] in clients and key not in failed]
         return open_
 
     def work(self, keys: list[Key], at_once: int, on_done: Callable[[list[Outcome]], None]) -> None:
         """Attack targets, those of a round (or the rounds of a client) together and about `at_once` in a job."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.describe()
         assets = assets_of(self.experiment)
         task = task_spec(self.experiment)
-        for part in self._parts(keys, at_once):
+        for part in self.parts(keys, at_once):
             job = Job(
                 captures=self.captures.folder,
                 out=self.folder,
@@ -86,27 +102,24 @@ class Session:
                 keys=part,
                 seed=derive(self.experiment.seed, "attack", self.attack, *part[0]),
                 granted={key: knowledge for key in part if (knowledge := self._grant(assets, key)) is not None},
-                threads=self._threads(),
+                threads=self.threads,
                 device=assets.device,
             )
+            began = time.monotonic()
             outcomes = self.worker.run(job)
-            self._record(outcomes)
+            self._record(outcomes, time.monotonic() - began)
             on_done(outcomes)
 
-    def _parts(self, keys: list[Key], at_once: int) -> list[tuple[Key, ...]]:
+    def parts(self, keys: list[Key], at_once: int) -> list[tuple[Key, ...]]:
         """The keys of each job."""
-        shared = 0 if self.together == 1 else 1
+        shared = 1 if self.by_client else 0
         bundles: dict[int, list[Key]] = {}
         for key in keys:
             bundles.setdefault(key[shared], []).append(key)
-        if self.together == 1:
+        if not self.by_client:
             return [tuple(all_[i : i + at_once]) for all_ in bundles.values() for i in range(0, len(all_), at_once)]
         clients = list(bundles.values())
         return [tuple(key for one in clients[i : i + at_once] for key in one) for i in range(0, len(clients), at_once)]
-
-    def _threads(self) -> int:
-        """All cores when nothing else runs; beside the training no more than a client takes."""
-        return (os.cpu_count() or 1) if isinstance(self.worker, InlineWorker) else self.experiment.threads
 
     def _grant(self, assets: Assets, key: Key) -> adversary.Knowledge | None:
         if not self.grants:
@@ -119,7 +132,15 @@ class Session:
                 return None  # the job reports the damaged file
         return knowledge_of(assets, self.grants, key, params)
 
-    def _record(self, outcomes: list[Outcome]) -> None:
+    def describe(self) -> None:
+        """Say in the folder what is in it; the adaptive twin of an attack names the attack that was asked for."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        about = {"attack": self.attack, "asked": self.asked, "who": self.who, "grants": list(self.grants)}
+        write_atomic(self.folder / "attack.json", json.dumps(about))
+
+    def _record(self, outcomes: list[Outcome], seconds: float) -> None:
+        with self.timing_path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps({"targets": len(outcomes), "seconds": round(seconds, 3)}) + "\n")
         with self.failures_path.open("a", encoding="utf-8") as out:
             for outcome in outcomes:
                 if outcome.status == "failed":

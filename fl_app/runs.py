@@ -1,5 +1,6 @@
 """The run directory: what was run, how it went, and how to go on.
 
+environment.json         versions, machine and command it was started with
 experiment.toml          every setting; `thorns run --config` takes it
 metrics.jsonl            one JSON object a line, as the run goes
 checkpoint.safetensors   weights and optimiser after the last kept round
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fl_app.config import ConfigError, Experiment, from_run_config, read_toml
+from fl_app.environment import environment
 from fl_app.local import Tensors
 
 
@@ -83,6 +85,7 @@ class RunDir:
             raise RunError(f"{path} already holds a run: choose another run-dir, or go on with `thorns run --resume {path}`")
         path.mkdir(parents=True, exist_ok=True)
         run = cls(path)
+        write_atomic(path / "environment.json", json.dumps(environment(), indent=1))
         write_atomic(path / "experiment.toml", experiment.toml())
         return run
 

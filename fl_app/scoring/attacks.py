@@ -12,6 +12,7 @@ from torch import nn
 from adversary.jobs import Key, guess_path
 from fl_app.assets import Assets
 from fl_app.local import Tensors
+from fl_app.runs import write_atomic
 from fl_app.scoring.classifier import clean_accuracy, kl_divergence
 from fl_app.scoring.floors import FLOORS
 from fl_app.scoring.grids import save_grid
@@ -64,7 +65,10 @@ class Scoring:
             on_done()
         text = "".join(json.dumps(line) + "\n" for line in self.lines)
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "scores.jsonl").write_text(text, encoding="utf-8")
+        write_atomic(self.folder / "scores.jsonl", text)
+        blind = [{"floor": name, **row} for name, rows in self.floors.items() for row in rows]
+        if blind:
+            write_atomic(self.folder / "floors.jsonl", "".join(json.dumps(line) + "\n" for line in blind))
         if self._shown:
             self.save_picture(self.folder / "grid.png", {self.folder.name[:-7]: self})
 

@@ -1,0 +1,23 @@
+"""Reports: a run or sweep directory -> report.html, one page that needs nothing else, and its tables and curves as files."""
+
+from pathlib import Path
+
+
+def write_report(path: Path) -> Path:
+    """Write report.html into a run or sweep directory, and report/ beside it (CSV, LaTeX, SVG, PNG); says where the page is."""
+    from fl_app.report import figures, files
+    from fl_app.report.page import page_of
+    from fl_app.results import read_study
+    from fl_app.runs import write_atomic
+
+    study = read_study(path)
+    page, groups, settings = page_of(study)
+    beside = path / "report"
+    beside.mkdir(exist_ok=True)
+    write_atomic(beside / "summary.csv", files.summary_csv(settings))
+    write_atomic(beside / "attackers.csv", files.attackers_csv(settings, path))
+    write_atomic(beside / "summary.tex", files.latex(settings, study.title))
+    for chart in [chart for group in groups for chart in (*group.trade_offs, *group.by_round)]:
+        figures.save(chart, beside)
+    write_atomic(path / "report.html", page)
+    return path / "report.html"

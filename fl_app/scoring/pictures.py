@@ -1,0 +1,42 @@
+"""Pictures of single targets for a report: what a client used, beside what attackers made of it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from adversary.jobs import Key, guess_path
+from fl_app.assets import Assets, assets_of
+from fl_app.config import Experiment
+from fl_app.scoring.attacks import load_guess
+from fl_app.scoring.matching import match
+from fl_app.truth import clients_behind, true_aggregate
+
+
+class Pictured(NamedTuple):
+    """One target: images (n, 1 or 3, h, w) in [0, 1], guesses matched to the truth; None where there is none."""
+
+    truth: Tensor
+    guesses: list[Tensor | None]
+    examples: int
+    """How many examples the target has; the first n of them are shown."""
+
+
+def truth_of(experiment: Experiment) -> Assets:
+    """What is needed for the truth behind a run: its data and shares, without the defense and what that would load."""
+    return assets_of(experiment.changed(defense="none", delta=0.0, attack="none", run_dir="", device="cpu"))
+
+
+def picture(assets: Assets, key: Key, folders: Sequence[Path], at_most: int) -> Pictured:
+    """The truth of a target and the guess in each attack's folder; ValueError if these are no images."""
+    x, _ = true_aggregate(assets, clients_behind(assets, key[1], key[0]), key[0])
+    if x.ndim != 4 or x.shape[1] not in (1, 3):
+        raise ValueError(f"examples of shape {tuple(x.shape[1:])} cannot be shown as images")
+    guesses: list[Tensor | None] = []
+    for folder in folders:
+        path = guess_path(folder, key)
+        guess = load_guess(path)[0] if path.exists() else None
+        fits = guess is not None and guess.shape == x.shape and bool(guess.isfinite().all())
+        guesses.append(guess[match(guess, x)][:at_most] if guess is not None and fits else None)
+    return Pictured(x[:at_most], guesses, len(x))
