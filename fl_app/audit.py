@@ -177,7 +177,7 @@ def _show(console: Console, out: Path, attack: str, task: TaskSpec, keys: list[K
     if not pictures:
         raise AttackError(f"none of the {len(keys)} targets could be attacked; the reasons are in {out / 'guesses.jsonl'}")
     console.print(table)
-    console.print("The truth is not known here, so no guess is scored: a low loss says that it explains the update.")
+    console.print("No guess is scored here: a low loss only says that it explains the update.")
     if len(task.input_shape) == 3 and task.input_shape[0] in (1, 3):
         path = out / "guesses.png"
         temporary = path.with_name(f".{path.name}.{os.getpid()}")

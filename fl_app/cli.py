@@ -2,9 +2,11 @@
 
 import logging
 import os
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,7 +14,17 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Table
 
+from fl_app.cli_deploy import app as deploy_app
+from fl_app.cli_report import report
+from fl_app.cli_results import export, gate
+from fl_app.cli_sweep import compare, sweep
+
 # Heavy modules are imported inside the commands, so that --help answers at once.
+if TYPE_CHECKING:
+    from fl_app.config import Experiment
+    from fl_app.runs import RunDir
+
+    Start = Callable[..., RunDir]
 
 app = typer.Typer(
     name="thorns",
@@ -23,6 +35,12 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and see where they are.")
 app.add_typer(data_app, name="data")
+app.add_typer(deploy_app, name="deploy")
+app.command()(sweep)
+app.command()(compare)
+app.command()(report)
+app.command()(gate)
+app.command()(export)
 console = Console()
 errors = Console(stderr=True)
 
@@ -62,6 +80,14 @@ def run(
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory.")] = None,
 ) -> None:
     """Run an experiment, or go on with one that was stopped."""
+    from fl_app import engines
+
+    start = partial(engines.run, engine=engine.value, resume=resume is not None)
+    run_and_report(experiment_of(setting, config, resume), engine.value, start)
+
+
+def experiment_of(setting: list[str] | None, config: Path | None, resume: Path | None) -> "Experiment":
+    """The experiment that a command line describes, with its run directory."""
     from fl_app.config import ConfigError, Experiment, from_run_config, parse_assignment, read_toml
     from fl_app.runs import RunDir, new_path
 
@@ -75,21 +101,19 @@ def run(
             raise ConfigError(
                 f"a resumed run keeps its settings; only rounds and eval-every can change, not {', '.join(fixed)}"
             )
-        experiment = from_run_config({**base, **changes, "run-dir": str(resume.resolve())})
-    else:
-        base = read_toml(config) if config else Experiment().run_config()
-        experiment = from_run_config({**base, **changes})
-        path = Path(experiment.run_dir) if experiment.run_dir else new_path(experiment, Path("runs"))
-        experiment = experiment.changed(run_dir=str(path.resolve()))
-    _run(experiment, engine.value, resume=resume is not None)
+        return from_run_config({**base, **changes, "run-dir": str(resume.resolve())})
+    base = read_toml(config) if config else Experiment().run_config()
+    experiment = from_run_config({**base, **changes})
+    path = Path(experiment.run_dir) if experiment.run_dir else new_path(experiment, Path("runs"))
+    return experiment.changed(run_dir=str(path.resolve()))
 
 
-def _run(experiment: Any, engine: str, *, resume: bool) -> None:
-    from fl_app import engines
+def run_and_report(experiment: "Experiment", engine: str, start: "Start") -> None:
+    """Run an experiment behind a progress bar, say how it went, and attack it if it asks for that."""
     from fl_app.progress import ProgressBar
 
     with ProgressBar(console, engine) as watcher:
-        finished = engines.run(experiment, engine, watcher, resume=resume)
+        finished = start(experiment=experiment, watcher=watcher)
     scored = [line for line in finished.metrics() if "accuracy" in line]
     shown = os.path.relpath(finished.path)
     if watcher.interrupted:

@@ -5,10 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from fl_app.scoring.limits import PSNR as THRESHOLD
 from fl_app.scoring.score import Summary, summarize
-
-THRESHOLD = 15.0
-"""PSNR above which the Refiner paper calls a reconstruction a leak."""
 
 
 def cell_text(summary: Summary, digits: int) -> str:
