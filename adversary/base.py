@@ -31,6 +31,8 @@ class Knowledge:
 
     repeats: bool = False
     """That the client used the same examples in all of its rounds that were captured."""
+    evaluator: bool = False
+    """The client's own evaluation network; the attack's spec names its file."""
 
     @property
     def ledger(self) -> tuple[str, ...]:
@@ -40,6 +42,7 @@ class Knowledge:
             "defense": self.defense is not None,
             "bn statistics": bool(self.statistics),
             "repeated examples": self.repeats,
+            "evaluation network": self.evaluator,
         }
         return tuple(name for name, given in granted.items() if given)
 

@@ -1,8 +1,15 @@
-"""Against FedEM: reconstructions that share one perturbation give it away, and without it they are the true images."""
+"""Against FedEM: who can tell its perturbation from the image takes it out of the guess, and has the true one."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from client_defenses import Memory
+from client_defenses.fedem import FedEM
+from fl_app.local import Step
+
+TURNS = 3
+"""How often the perturbation of a guess is taken out and found again; it settles after two on digits."""
 
 
 def common_part(x_guesses: Tensor, rho: float, mean: Tensor | None = None) -> Tensor:
@@ -28,3 +35,16 @@ def smoothed(images: Tensor) -> Tensor:
 def remove_common(x_guesses: Tensor, rho: float, mean: Tensor | None = None) -> Tensor:
     """The guesses less the perturbation that they share, in [0, 1]; see `common_part`."""
     return (x_guesses - common_part(x_guesses, rho, mean).to(x_guesses)).clamp(0, 1)
+
+
+def replayed(guess: Step, defense: FedEM, rng: torch.Generator) -> Tensor:
+    """A guess at moved inputs, (examples, *shape), less the move that the defense makes at the round's weights.
+
+    Nothing in Algorithm 1 is secret but the start of the perturbation, and a step alpha far above rho forgets it: so the
+    defense is run on the guess, what it adds is subtracted, and again on what is left.
+    """
+    clean = guess.x
+    for _ in range(TURNS):
+        moved = defense.on_batch(guess._replace(x=clean), Memory({}, rng)).x
+        clean = guess.x - (moved - clean)
+    return clean.clamp(0, 1)

@@ -6,13 +6,17 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from adversary import labels as label_inference
 from adversary.base import Attack, AttackError, Guess, Observation, Task
+from adversary.fedem_attack import remove_common, replayed
 from adversary.labels import LabelRule
 from adversary.objectives import Objective
-from adversary.problem import Problem, Target
+from adversary.problem import Problem, Target, known_part
 from adversary.refiner_attacks import cleaned
+from client_defenses.fedem import FedEM
+from fl_app.local import Step
 
 Weight = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -55,6 +59,10 @@ class GradientMatching(Attack):
     """Radius of the objectives 'ball' and 'shell': how far from the true gradient the defense lets its own be."""
     unblend: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of uniform noise that the defense blends in: taken out of the guess, then smoothed by total variation."""
+    common: Weight = 0.0
+    """Largest norm of a perturbation that a client's examples share: its estimate is taken out of the guesses."""
+    replay: bool = False
+    """Take out of a guess the perturbation that FedEM, if it was granted, would give it."""
     noise: Weight = 0.0
     """Weight of what the network `evaluator` takes for noise in a guess."""
     evaluator: str = ""
@@ -62,6 +70,11 @@ class GradientMatching(Attack):
     """Match so many rounds of a client with one guess, if it was granted that its examples repeat: noise averages out."""
     at_once: Count = 64
     """How many guesses are optimised together; bounds the memory."""
+
+    @property
+    def by_client(self) -> bool:
+        """Whether the rounds of a client have to be attacked in one call."""
+        return self.together > 1 or self.common > 0
 
     def run(self, seen: Sequence[Observation], task: Task, rng: torch.Generator) -> Guess:
         """Attack the targets in groups that share the weights of a round."""
@@ -80,11 +93,35 @@ class GradientMatching(Attack):
             found = Problem(self, targets, task, own, classes).solve()
             if self.unblend:
                 found = found._replace(x=cleaned(found.x, self.unblend))
+            if self.replay:
+                defense, steps = self._replayable(targets[0][0]), zip(found.x, found.y, targets, strict=True)
+                guessed = [Step(target[0].params, task.model, x, y) for x, y, target in steps]
+                clean = [replayed(guess, defense, stream) for guess, stream in zip(guessed, own, strict=True)]
+                found = found._replace(x=torch.stack(clean))
             for place, members in enumerate(group):
                 for i in members:
                     guesses[i] = Guess(found.x[place], found.y[place], found.loss[place])
         ordered = [guesses[i] for i in range(len(seen))]
-        return Guess(*(torch.stack(column) for column in zip(*ordered, strict=True)))
+        guess = Guess(*(torch.stack(column) for column in zip(*ordered, strict=True)))
+        return guess._replace(x=self._without_common(guess.x, seen)) if self.common else guess
+
+    @staticmethod
+    def _replayable(seen: Observation) -> FedEM:
+        """The perturbing defense behind an observation; what it did in earlier local steps cannot be told."""
+        defense = known_part(seen.knowledge.defense, FedEM)
+        if defense is None or seen.rule.kind != "gradient":
+            raise AttackError("replay=True needs updates that are gradients and fedem to be granted: add --grant defense")
+        return defense
+
+    def _without_common(self, x: Tensor, seen: Sequence[Observation]) -> Tensor:
+        """Guesses (targets, examples, *shape) less what those of a client share; a lone guess shares nothing and stays."""
+        clients = torch.tensor([one.client for one in seen])
+        cleared = x.clone()
+        for client in clients.unique().tolist():
+            own = x[clients == client].flatten(0, 1)
+            if len(own) > 1:
+                cleared[clients == client] = remove_common(own, self.common).view_as(cleared[clients == client])
+        return cleared
 
     def _groups(self, seen: Sequence[Observation]) -> list[list[tuple[int, ...]]]:
         """Targets, each the positions of its rounds, in groups of the same rounds that are optimised at once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,11 +20,14 @@ from adversary.optimizers import make_optimizer
 from adversary.priors import group_consistency, norm, statistics_distance, total_variation
 from adversary.refiner_attacks import ball, noise_share, shell
 from client_defenses import evaluator as evaluation
+from client_defenses.bido import BiDO
+from fl_app import spec
 from fl_app.local import Step, Tensors, local_update
 
 if TYPE_CHECKING:
     from adversary.matching import GradientMatching
 
+D = TypeVar("D", bound=client_defenses.Defense)
 WIDTHS = (math.inf, 4.0, 2.0, 1.0)
 Target = tuple[Observation, ...]
 """The rounds in which a client used the same examples; mostly one."""
@@ -76,8 +79,9 @@ class Problem:
             return Step.differentiable_gradient
         if defense is None:
             raise AttackError("through=True needs the defense to be granted: add --grant defense")
-        known = client_defenses.build(defense)
-        return lambda step: known.expected(step.differentiable_gradient())
+        known, penalised = client_defenses.build(defense), known_part(defense, BiDO)
+        taken = Step.differentiable_gradient if penalised is None else penalised.differentiable_gradient
+        return lambda step: known.expected(taken(step))
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """Fresh starting points: z (targets, seeds, examples, *shape), label logits (targets, seeds, examples, classes)."""
@@ -207,6 +211,12 @@ class Problem:
             z[target][broken[target]] = fresh_z[0][broken[target]]
             logits[target][broken[target]] = fresh_logits[0][broken[target]]
         return z, logits
+
+
+def known_part(defense: str | None, kind: type[D]) -> D | None:
+    """The part of a granted defense that is of a kind, if there is one."""
+    built = (client_defenses.build(spec.write(piece)) for piece in spec.parse(defense or "none"))
+    return next((part for part in built if isinstance(part, kind)), None)
 
 
 def _like(mask: Tensor, value: Tensor) -> Tensor:

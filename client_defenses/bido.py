@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad
 from torch.nn import functional as F
 
 from client_defenses.base import Defense, Memory
@@ -40,14 +40,26 @@ class BiDO(Defense):
 
     def gradient(self, step: Step, memory: Memory) -> Tensors:
         """The gradient of the loss with both penalties."""
-        if len(step.x) < 2 or (self.lambda_x == 0 and self.lambda_y == 0):
+        if not self._counts(step):
             return step.gradient()
         leaves = {name: value.detach().requires_grad_() for name, value in step.params.items()}
-        with watched(step.model, self.layers) as seen:
-            logits = functional_call(step.model, leaves, (step.x,), tie_weights=False)
-        loss = F.cross_entropy(logits, step.y) + self.penalty(step.x, seen, _probabilities(step.y, logits)).to(logits)
-        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        grads = torch.autograd.grad(self.loss(step, leaves), list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, grads, strict=True))
+
+    def differentiable_gradient(self, step: Step) -> Tensors:
+        """The same through torch.func, for who matches it: can be differentiated again and vectorised."""
+        if not self._counts(step):
+            return step.differentiable_gradient()
+        return cast(Tensors, grad(lambda params: self.loss(step, params))(step.params))
+
+    def _counts(self, step: Step) -> bool:
+        return len(step.x) > 1 and (self.lambda_x > 0 or self.lambda_y > 0)
+
+    def loss(self, step: Step, params: Tensors) -> Tensor:
+        """Cross-entropy of a batch with both penalties."""
+        with watched(step.model, self.layers) as seen:
+            logits = functional_call(step.model, params, (step.x,), tie_weights=False)
+        return F.cross_entropy(logits, step.y) + self.penalty(step.x, seen, _probabilities(step.y, logits)).to(logits)
 
     def penalty(self, x: Tensor, hidden: list[Tensor], y: Tensor) -> Tensor:
         """lambda_x sum HSIC(x, z) - lambda_y sum HSIC(z, y), a scalar; x and each z are (batch, ...), y (batch, classes)."""
@@ -65,7 +77,8 @@ class BiDO(Defense):
         rows = _rows(value)
         distances = squared_distances(rows)
         if self.sigma == "median":
-            apart = distances.detach()[~torch.eye(len(rows), dtype=torch.bool, device=rows.device)]
+            # Without the diagonal, by views: a mask would be of no fixed size, which vmap cannot do.
+            apart = distances.detach().flatten()[:-1].view(len(rows) - 1, -1)[:, 1:].flatten()
             middle = apart.median()
             width = torch.where(middle > 0, middle, apart.mean()).clamp_min(1e-12)
         else:
@@ -80,7 +93,9 @@ def _rows(value: Tensor) -> Tensor:
 
 
 def _probabilities(y: Tensor, logits: Tensor) -> Tensor:
-    return y if y.ndim == 2 else F.one_hot(y, logits.shape[1]).to(logits.dtype)
+    if y.ndim == 2:
+        return y
+    return (y[:, None] == torch.arange(logits.shape[1], device=y.device)).to(logits.dtype)  # F.one_hot cannot be vectorised
 
 
 def squared_distances(rows: Tensor) -> Tensor:

@@ -137,6 +137,13 @@ def train(
     return Evaluator(network.eval().requires_grad_(False), facts)
 
 
+def noise_error(evaluator: Evaluator, x: Tensor) -> float:
+    """Mean absolute error of the share of noise, over the shares 0, 0.1, ..., 1 of it mixed into images (n, *shape)."""
+    noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+    shares = [tenth / 10 for tenth in range(11)]
+    return sum((evaluator(mix(x, share, noise)) - share).abs().mean().item() for share in shares) / len(shares)
+
+
 def _unit(x: Tensor) -> Tensor:
     return x.float().div(255) if x.dtype == torch.uint8 else x.float()
 

@@ -1,11 +1,14 @@
 """FedEM: train on inputs moved by a small perturbation that makes the loss smaller (its Algorithm 1)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from client_defenses.base import Defense, Memory
 from fl_app.local import Step, Tensors, loss_of
@@ -13,6 +16,7 @@ from fl_app.spec import SpecError
 
 Radius = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,8 @@ class FedEM(Defense):
     """Rate of the local copy of the weights, eta."""
     scope: Literal["client", "sample"] = "client"
     batches: Annotated[int, Field(ge=0)] = 0
+    fused: bool = False
+    """Take both steps of an iteration from one pass, at the perturbation before its step (ours, about half the cost)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,22 +87,67 @@ class FedEM(Defense):
     def minimise(self, step: Step, delta: Tensor, memory: Memory) -> Tensor:
         """Lines 9 to 13 of Algorithm 1: signed steps of the perturbation, each followed by one of a copy of the weights."""
         local = step.params
+        entry = entry_of(step, delta) if len(delta) == 1 < len(step.x) else None
         for n in range(self.steps):
-            slope = _slope(step._replace(params=local), delta)
+            last = n + 1 == self.steps  # the copy is thrown away after the batch, so its last step would be for nothing
+            slope, grads = slopes(step._replace(params=local), delta, entry, weights=self.fused and not last)
             delta = self.project(delta - self.alpha * slope.sign(), memory)
-            if n + 1 < self.steps:  # the copy is thrown away after the batch, so its last step would be for nothing
-                # At the new perturbation, so this gradient cannot come from the same pass as the slope.
-                grads = Step(local, step.model, _moved(step.x, delta), step.y).gradient()
+            if not last:
+                # Line 12 is at the new perturbation, so its gradient cannot come from the same pass as the slope.
+                grads = grads or Step(local, step.model, _moved(step.x, delta), step.y).gradient()
                 local = {name: value - self.lr * grads[name] for name, value in local.items()}
         return delta
 
 
-def _slope(step: Step, delta: Tensor) -> Tensor:
-    """The gradient of the loss by the perturbation; the weights need none, which spares half of the backward pass."""
+def slopes(step: Step, delta: Tensor, entry: nn.Module | None, *, weights: bool = False) -> tuple[Tensor, Tensors]:
+    """The gradient of the loss by the perturbation, and if asked for by the weights, which costs half a backward pass more.
+
+    With an entry the examples' slopes are summed at its output, and only their sum goes back through it: the slope by the
+    input is the dearest part of a backward pass, and that by one perturbation for all examples need not pay for each.
+    """
+    leaves = {name: value.detach().requires_grad_(weights) for name, value in step.params.items()}
     leaf = delta.detach().requires_grad_()
-    fixed: Tensors = {name: value.detach() for name, value in step.params.items()}
-    (slope,) = torch.autograd.grad(loss_of(step.model, fixed, _moved(step.x, leaf), step.y), [leaf])
-    return slope
+    if entry is None:
+        loss, ends = loss_of(step.model, leaves, _moved(step.x, leaf), step.y), [leaf]
+    else:
+        with _outputs_of(entry) as ends:
+            loss = loss_of(step.model, leaves, _moved(step.x, delta), step.y)
+    slope, *grads = torch.autograd.grad(loss, [*ends, *(leaves.values() if weights else ())], materialize_grads=True)
+    if entry is not None:
+        with _outputs_of(entry) as ends:
+            functional_call(step.model, leaves, (leaf.to(step.x.dtype),), tie_weights=False)
+        (slope,) = torch.autograd.grad(ends, leaf, [slope.sum(0, keepdim=True)])
+    return slope, dict(zip(leaves, grads, strict=False))
+
+
+@contextmanager
+def _outputs_of(entry: nn.Module) -> Iterator[list[Tensor]]:
+    """A list that fills with the outputs of a layer, which have slopes."""
+    seen: list[Tensor] = []
+
+    def after(_module: nn.Module, _args: object, output: Tensor) -> None:
+        seen.append(output if output.requires_grad else output.requires_grad_())
+
+    hook = entry.register_forward_hook(after)
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def entry_of(step: Step, delta: Tensor) -> nn.Module | None:
+    """The first layer, if the input acts through it alone and its output is affine in it, example by example.
+
+    It is tried on two examples: layers that draw noise, work in place or use statistics of the batch do not pass.
+    """
+    entry = next((module for module in step.model.modules() if isinstance(module, LAYERS)), None)
+    few = step._replace(x=step.x[:2], y=step.y[:2])
+    try:
+        plain, summed = slopes(few, delta, None)[0], slopes(few, delta, entry)[0]
+    except (RuntimeError, ValueError):  # not called once, or its output is changed in place
+        return None
+    size = plain.abs().max()
+    return entry if bool(((plain - summed).abs().max() <= 1e-4 * size) & (size > 0)) else None
 
 
 def _moved(x: Tensor, delta: Tensor) -> Tensor:

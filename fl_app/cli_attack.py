@@ -1,9 +1,8 @@
 """`thorns attack`: attack captures, score, show."""
 
 import os
-from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -12,33 +11,23 @@ from rich.table import Table
 from torch import nn
 
 import adversary
-from adversary.adaptive import adapt
 from adversary.jobs import Key, Outcome
 from adversary.worker import make_worker
 from client_defenses.evaluator import Training
-from fl_app import spec
 from fl_app.assets import assets_of
 from fl_app.attacking import Session
 from fl_app.config import Experiment
+from fl_app.contest import Contender, informed_of, scored, sessions_of, worst
 from fl_app.evaluators import ensure
 from fl_app.grants import knowledge_of, parse_grants
 from fl_app.local import Tensors
 from fl_app.runs import RunDir, RunError
-from fl_app.scoring.attacks import Scoring
 from fl_app.scoring.score import Summary
 from strategies.selection import select
 
 AT_ONCE = 64
 JUDGING = Training(seed=1)
 """Not the network that refiner works against: its robust data may fool that one."""
-
-
-class Contender(NamedTuple):
-    """An attack as it was asked for, or the same once it knows the defense."""
-
-    who: str
-    session: Session
-    scoring: Scoring
 
 
 def attack_run(
@@ -74,41 +63,32 @@ def attack_run(
             for key in keys[:1]:
                 knowledge_of(assets, granted, key, None)  # refuse a false grant before any work
             contenders: list[Contender] = []
-            for who, session in _sessions(first, keys, adaptive=adaptive):
+            for session in sessions_of(first, keys, adaptive=adaptive):
                 _attack(console, session, keys)
-                scoring = Scoring(
-                    assets,
-                    session.folder,
-                    session.failures(),
-                    perceptual=perceptual,
-                    judge=judged_by,
-                    evaluator=evaluator,
-                    floors=not contenders,  # they are the same for both
-                )
                 with _bar(console, "scoring") as bar:
                     task = bar.add_task("", total=len(keys))
-                    scoring.run(keys, lambda task=task, bar=bar: bar.advance(task))  # type: ignore[misc]
-                contenders.append(Contender(who, session, scoring))
+                    scoring = scored(
+                        assets,
+                        session,
+                        keys,
+                        lambda task=task, bar=bar: bar.advance(task),  # type: ignore[misc]
+                        perceptual=perceptual,
+                        judge=judged_by,
+                        evaluator=evaluator,
+                        floors=not contenders,  # they are the same for all
+                    )
+                contenders.append(Contender(session, scoring))
             _show(console, contenders)
+            for one in informed_of(first, keys) if adaptive else []:
+                if one.attack is None:
+                    name = f"adaptive: {one.name}" if one.name else "adaptive"
+                    console.print(f"{name} left out: {one.why_not}", highlight=False, soft_wrap=True)
             _picture(console, contenders)
     except KeyboardInterrupt:
         console.print("Stopped. What was finished is kept; the same command goes on.")
         raise typer.Exit(130) from None
     finally:
         worker.close()
-
-
-def _sessions(asked: Session, keys: list[Key], *, adaptive: bool) -> list[tuple[str, Session]]:
-    """The attack as asked for, and beside it the attacker who knows the defense."""
-    defense = asked.experiment.defense
-    if not adaptive or all(part.name == "none" for part in spec.parse(defense)):
-        return [("attack", asked)]
-    seen = max(Counter(client for _, client in keys).values(), default=1)
-    text = adapt(asked.attack, defense, repeats="repeats" in asked.grants, rounds=seen)
-    if text is None:
-        return [("attack", asked)]
-    grants = parse_grants([*asked.grants, "defense"])
-    return [("naive", asked), ("adaptive", Session(asked.run, text, grants, asked.worker))]
 
 
 def _judge(path: Path, experiment: Experiment) -> tuple[nn.Module, Tensors]:
@@ -133,6 +113,7 @@ def _bar(console: Console, word: str) -> Progress:
 
 
 def _attack(console: Console, session: Session, keys: list[Key]) -> None:
+    session.describe()
     open_ = session.pending(keys)
     if len(open_) < len(keys):
         console.print(f"{len(keys) - len(open_)} of {len(keys)} targets were attacked before", highlight=False)
@@ -163,16 +144,16 @@ def _picture(console: Console, contenders: list[Contender]) -> None:
     first, last = contenders[0].scoring, contenders[-1].scoring
     if first is not last and first.pictured and first.pictured == last.pictured:
         path = contenders[-1].session.folder / "beside-naive.png"
-        first.save_picture(path, {one.who: one.scoring for one in contenders})
+        first.save_picture(path, {one.session.who: one.scoring for one in contenders})
         console.print(f"side by side: [bold]{os.path.relpath(path)}[/bold]", soft_wrap=True)
 
 
 def _show(console: Console, contenders: list[Contender]) -> None:
     first = contenders[0]
-    rows: list[tuple[str, dict[str, Any]]] = [one.scoring.table(one.who)[0] for one in contenders]
+    rows: list[tuple[str, dict[str, Any]]] = [one.scoring.table(one.session.who)[0] for one in contenders]
     rows += first.scoring.table()[1:]
     for one in contenders:
-        note = "" if one.who == "attack" else f" {one.who}"
+        note = "" if one.session.who == "attack" else f" {one.session.who}"
         console.print(f"[bold]{one.session.attack}[/bold]{note}", highlight=False, soft_wrap=True)
     table = Table("", *(who.replace("floor: ", "floor:\n") for who, _ in rows), box=None, header_style="bold")
     for name in first.scoring.metrics:
@@ -194,10 +175,13 @@ def _show(console: Console, contenders: list[Contender]) -> None:
         ledger = done[0]["ledger"] if done else "-"
         missing |= {k: v for line in done for k, v in line["unavailable"].items() if v != "not asked for"}
         console.print(
-            f"{one.who}: {words}; PSNR >= 30 dB: {one.scoring.success():.0%}; granted: {ledger}",
+            f"{one.session.who}: {words}; PSNR >= 30 dB: {one.scoring.success():.0%}; granted: {ledger}",
             highlight=False,
             soft_wrap=True,
         )
         console.print(f"  results: [bold]{os.path.relpath(one.session.folder)}[/bold]", soft_wrap=True)
+    if len(contenders) > 1 and (by_psnr := worst(contenders)) and (by_ssim := worst(contenders, "ssim")):
+        also = "" if by_ssim is by_psnr else f", by SSIM {by_ssim.session.who}"
+        console.print(f"worst for the defense: [bold]{by_psnr.session.who}[/bold] by PSNR{also}", highlight=False)
     for name, reason in missing.items():
         console.print(f"{name} is unavailable: {reason}", highlight=False)

@@ -11,7 +11,7 @@ from fl_app.local import Tensors
 from fl_app.seeds import generator
 from fl_app.truth import clients_behind, true_aggregate
 
-GRANTS = ("labels", "defense", "statistics", "repeats")
+GRANTS = ("labels", "defense", "statistics", "repeats", "evaluator")
 
 
 def parse_grants(texts: list[str]) -> tuple[str, ...]:
@@ -39,6 +39,7 @@ def knowledge_of(assets: Assets, grants: tuple[str, ...], key: tuple[int, int], 
     knowledge = Knowledge(
         defense=assets.experiment.defense if "defense" in grants else None,
         repeats="repeats" in grants and examples_repeat(assets, key[1]),
+        evaluator="evaluator" in grants,
     )
     if "labels" not in grants and "statistics" not in grants:
         return knowledge

@@ -4,6 +4,7 @@
     .venv/bin/python scripts/bench_defenses.py                         # LeNet, CIFAR-10 shapes, batch 128
     .venv/bin/python scripts/bench_defenses.py --model "resnet18(norm='group')" --batch 32 --repeat 3 --only dp_sgd,soteria
     .venv/bin/python scripts/bench_defenses.py --only soteria --batch 8 --slow      # with one backward pass a neuron
+    .venv/bin/python scripts/bench_defenses.py --only refiner,fedem --parts         # beside the passes that they are made of
 
 Images are uniform noise. "Refiner" are the seconds of that paper's Table 4 (batch 128, an A10 GPU; it has no undefended
 figure) and their ratio to its cheapest defense, quantisation, which stands for undefended there.
@@ -13,16 +14,20 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 
 import torch
 
 import client_defenses
 from client_defenses import Memory, per_example
+from client_defenses.evaluator import Evaluator, Facts, Training, build_network, load, noise_error, paper, train
+from client_defenses.fedem import FedEM, entry_of, slopes
 from client_defenses.layers import jacobian_norms, linear_layer, watched
+from client_defenses.refiner import Refiner
 from client_defenses.soteria import Soteria
-from fl_app import models
-from fl_app.evaluators import prepared
+from fl_app import data, models, photos
+from fl_app.evaluators import ensure, prepared
 from fl_app.local import Step, Tensors
 
 # Refiner, Table 4: seconds a client-round of these defenses, by model.
@@ -34,7 +39,15 @@ TABLE_4 = {
     "resnet34": (0.1370, 3.3020, 3.3025, 0.1050, 39.4410, 4.7012),
     "vit": (1.1232, 15.5051, 15.5236, 0.4489, 347.5668, 30.2268),
 }
-NAMED = ("soteria(probes=0)", "soteria(probes=16)", "soteria(probes=256)", "soteria(variant='mixed')", "dp_sgd + quantize")
+FEDEM_GOAL, REFINER_GOAL, NOISE_GOAL = 18, 1.3, 0.03
+NAMED = (
+    "fedem(fused=True)",
+    "soteria(probes=0)",
+    "soteria(probes=16)",
+    "soteria(probes=256)",
+    "soteria(variant='mixed')",
+    "dp_sgd + quantize",
+)
 
 
 def soteria_loop(step: Step) -> Tensors:
@@ -78,6 +91,74 @@ def overlaps(step: Step) -> None:
         print(f"  ratio {ratio}: {', '.join(shares)}", flush=True)
 
 
+def in_turns(repeat: int, *actions: Callable[[], object]) -> list[float]:
+    """Median seconds of each action, taken in turns."""
+    taken = [[seconds(action) for action in actions] for _ in range(repeat + 1)][1:]  # the first one warms up
+    return [median(column) for column in zip(*taken, strict=True)]
+
+
+def fedem_parts(step: Step, repeat: int) -> None:
+    """FedEM beside the passes that Algorithm 1 needs: N slopes, N - 1 gradients of the copy, and the one that is sent."""
+    exact, fused, delta = FedEM(), FedEM(fused=True), torch.full((1, *step.x.shape[1:]), 1e-3)
+    entry = entry_of(step, delta)
+    plain, naive, slope, both, whole, short = in_turns(
+        repeat,
+        step.gradient,
+        lambda: slopes(step, delta, None),
+        lambda: slopes(step, delta, entry),
+        lambda: slopes(step, delta, entry, weights=True),
+        lambda: exact.protect(step, Memory.fresh(0)),
+        lambda: fused.protect(step, Memory.fresh(0)),
+    )
+    number = exact.steps
+    print(f"\nfedem, N = {number}; an undefended gradient takes {plain:.4f} s; goal {FEDEM_GOAL} x")
+    print(f"  a slope by one perturbation: {slope / plain:.2f} x (each example's own, then summed: {naive / plain:.2f} x)")
+    passes = number * (slope / plain + 1)
+    print(f"  Algorithm 1: {whole / plain:.1f} x; the {number} slopes and {number} gradients that it needs: {passes:.1f} x")
+    print(f"  one pass for both steps (fused=True): {short / plain:.1f} x; such a pass: {both / plain:.2f} x", flush=True)
+
+
+def refiner_parts(step: Step, repeat: int) -> None:
+    """Refiner beside the sum of its parts, with D of our width and of the paper's (not trained: that costs no time)."""
+    defense = Refiner(backtrack=False)
+    x = step.x.detach().requires_grad_()
+
+    def double_backward() -> object:
+        grads = step._replace(x=x).differentiable_gradient()
+        return torch.autograd.grad(torch.stack([value.square().sum() for value in grads.values()]).sum(), x)
+
+    (plain,) = in_turns(repeat, step.gradient)
+    print(f"\nrefiner, t = {defense.iterations}; goal {REFINER_GOAL} x the sum of its parts")
+    for name, training in (("compact", Training()), ("paper", paper(photos.NUMBER))):
+        shape = step.x.shape[1], step.x.shape[2], step.x.shape[3]
+        network = Evaluator(build_network(shape, training.width).requires_grad_(False), Facts(shape=shape))
+        whole, model, judge = in_turns(
+            repeat,
+            lambda network=network: defense.refine(step, step.gradient(), step.x, defense.iterations, network),  # type: ignore[misc]
+            double_backward,
+            lambda network=network: torch.autograd.grad(network(x).sum(), x),  # type: ignore[misc]
+        )
+        parts = defense.iterations * (model + judge)
+        print(
+            f"  D of width {training.width} ({name}): {whole:.3f} s, {whole / plain:.0f} x undefended, {whole / parts:.2f} x "
+            f"its parts (double-backward {model / plain:.1f} x, D {judge / plain:.1f} x undefended each)",
+            flush=True,
+        )
+        _learning(name, training, shape)
+
+
+def _learning(name: str, training: Training, shape: tuple[int, int, int]) -> None:
+    """How well D predicts the share of noise in images that it has never seen; at the paper's size, how long it would learn."""
+    if name == "paper":
+        few, images = 3, torch.rand(128, *shape, generator=torch.Generator().manual_seed(0))
+        taken = seconds(lambda: train(images, replace(training, steps=few))) / few
+        print(f"    to train: {taken:.2f} s a step, {training.steps} steps, extrapolated {taken * training.steps / 3600:.1f} h")
+        return
+    for dataset in ("mnist", "fashion_mnist", "cifar10"):
+        error = noise_error(load(ensure(dataset)), data.load(dataset).test.at(slice(0, 500))[0])
+        print(f"    mean absolute error of the share of noise on {dataset}: {error:.3f} (goal {NOISE_GOAL})", flush=True)
+
+
 def ways(options: argparse.Namespace) -> dict[str, Callable[[Step], object]]:
     """What to time, by name."""
     found: dict[str, Callable[[Step], object]] = {}
@@ -110,6 +191,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="", help="names or parts of names, with commas")
     parser.add_argument("--slow", action="store_true", help="also Soteria as the original does it, and the sketch's accuracy")
+    parser.add_argument("--parts", action="store_true", help="also FedEM and Refiner beside the passes that they are made of")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = models.build(options.model, (3, 32, 32), 10)
@@ -146,6 +228,9 @@ def main() -> None:
         print(f"(Refiner itself there: {paper['refiner']:.4f} s, {paper['refiner'] / paper['quantize']:.1f} x its cheapest)")
     if options.slow:
         overlaps(step)
+    if options.parts:
+        fedem_parts(step, options.repeat)
+        refiner_parts(step, options.repeat)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from test_cli import thorns
 import adversary
 import client_defenses
 from adversary import AttackError, Knowledge
-from adversary.adaptive import PAIRS, adapt
+from adversary.adaptive import PAIRS, adapt, informed
 from adversary.labels import infer
 from adversary.objectives import cosine, robust
 from adversary.refiner_attacks import ball, cleaned, shell
@@ -140,6 +140,100 @@ def test_who_knows_refiner_takes_the_noise_out():
     blended = 0.5 * x + 0.5 * noise
     assert psnr(cleaned(blended, 0.5), x).mean() > psnr(blended, x).mean() + 5
     assert adversary.build(adapt(FAST, "refiner(alpha=0.4)")).unblend == 0.4
+
+
+def test_a_defense_can_have_several_informed_attackers():
+    found = {one.name: one for one in informed(FAST, "refiner(eps=0.3)", evaluator="d.safetensors")}
+    assert list(found) == ["unblend", "knows D", "shell"]
+    assert found["unblend"].attack == adapt(FAST, "refiner(eps=0.3)")
+    told = adversary.build(found["knows D"].attack)
+    assert told.noise > 0
+    assert told.evaluator == "d.safetensors"
+    assert found["knows D"].grants == ("defense", "evaluator")
+    shelled = adversary.build(found["shell"].attack)
+    assert (shelled.objective, shelled.eps, shelled.iterations) == ("shell", 0.3, 120)
+    assert adversary.build(adapt("cosine_lbfgs(tv=0.01)", "refiner")).tv < 0.01  # it smooths afterwards
+    both = [one.name for one in informed(FAST, "fedem + refiner(eps=0.3)", examples=2, evaluator="d")]
+    assert both[0] == "replay + unblend"
+    assert len(both) == 6
+
+
+def test_an_attacker_with_nothing_to_work_with_says_so():
+    why = {one.name: one.why_not for one in informed(FAST, "refiner") if one.attack is None}
+    assert why == {"knows D": "the client's evaluation network is not at hand", "shell": "eps is not set in the defense"}
+    (lone,) = (one for one in informed(FAST, "fedem") if one.attack is None)
+    assert "a single one" in lone.why_not
+    assert all(one.attack for one in informed(FAST, "fedem", rounds=2))
+    assert adapt(FAST, "bido") is None
+    assert "through=True" in adapt(FAST, "bido", examples=2)
+
+
+def test_who_knows_the_penalty_of_bido_matches_through_it():
+    defense = "bido(lambda_x=1.0, lambda_y=20.0)"
+    x, y = digits(2, 2, start=800)
+    seen, task = seen_of(x, y)
+    told = protected(seen, task, x, y, defense)
+    told = [
+        dataclasses.replace(one, knowledge=Knowledge(defense=defense, labels=classes))
+        for one, classes in zip(told, y, strict=True)
+    ]
+    text = "cosine_lbfgs(iterations=100, labels='given')"
+    naive, through = attack(text, told, task), attack(adapt(text, defense, examples=2), told, task)
+
+    def best(guess):  # of both orders of the two examples
+        return torch.stack([psnr(guess.x, x).mean(1), psnr(guess.x.flip(1), x).mean(1)]).amax(0).mean()
+
+    assert best(through) > best(naive) + 3
+
+
+def test_who_knows_fedem_replays_it():
+    defense = "fedem(rho_min=1.0, rho_max=1.0)"
+    x, y = digits(4, 1)
+    seen, task = seen_of(x, y)
+    told = protected(seen, task, x, y, defense)
+    text = "cosine_lbfgs(iterations=250, tv=0)"
+    naive, replayed = attack(text, told, task), attack(adapt(text, defense), told, task)
+    assert psnr(replayed.x, x).mean() > psnr(naive.x, x).mean() + 1
+    with pytest.raises(AttackError, match="fedem to be granted"):
+        attack("cosine_lbfgs(iterations=1, replay=True)", seen, task)
+
+
+def test_what_the_guesses_of_a_client_share_is_taken_out_of_all_its_rounds():
+    defense = "fedem(rho_max=0.5)"
+    x, y = digits(2, 1)
+    seen, task = seen_of(x, y)
+    told = protected(seen, task, x, y, defense, rounds=2)
+    naive = attack("cosine_lbfgs(iterations=3)", told, task).x
+    cleared = attack("cosine_lbfgs(iterations=3, common=0.5)", told, task).x
+    gone = (naive - cleared)[[0, 2]]  # of client 0, where nothing was cut off at 0 or 1
+    inside = ((cleared[[0, 2]] > 0) & (cleared[[0, 2]] < 1) & (naive[[0, 2]] > 0) & (naive[[0, 2]] < 1)).all(0)
+    assert inside.any()
+    torch.testing.assert_close(gone[0][inside], gone[1][inside])
+    assert not torch.allclose(naive, cleared)
+    lone = attack("cosine_lbfgs(iterations=3, common=0.5)", told[:1], task).x
+    assert torch.equal(lone, attack("cosine_lbfgs(iterations=3)", told[:1], task).x)
+
+
+def test_all_informed_attackers_are_shown_with_what_they_were_told(small, tmp_path):
+    network = evaluation.train(torch.rand(8, 3, 12, 12), evaluation.Training(width=2, steps=1))
+    evaluation.save(network, tmp_path / "d.safetensors")
+    defense = f"refiner(iterations=1, eps=0.3, evaluator='{tmp_path}/d.safetensors')"
+    run = engines.run(small.changed(batch_size=1, rounds=1, capture="all", defense=defense), "inline", Watcher())
+    done = thorns("attack", str(run.path), "--attack", "cosine_lbfgs(iterations=3)", "--no-lpips", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("unblend", "knows D", "shell"):
+        assert f"adaptive: {name}: 3 targets" in done.stdout
+    assert "granted: defense, evaluation network" in done.stdout
+    assert "worst for the defense: " in done.stdout
+
+
+def test_what_is_left_out_is_said(small, tmp_path):
+    run = engines.run(small.changed(batch_size=1, rounds=1, capture="all", defense="fedem(steps=1)"), "inline", Watcher())
+    words = ("attack", str(run.path), "--attack", "cosine_lbfgs(iterations=3)", "--no-lpips")
+    done = thorns(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "adaptive: common left out: nothing that guesses share can be estimated from a single one" in done.stdout
+    assert "adaptive: replay: 3 targets" in done.stdout
 
 
 def test_the_ball_and_the_shell_of_a_projected_gradient():

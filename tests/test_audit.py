@@ -117,7 +117,7 @@ def test_captures_of_a_foreign_model_are_attacked(theirs):
         assert y.tolist() == [client]
         assert (x[0] - image).square().mean() < 1e-2
         assert notes["ledger"] == "nothing beyond the protocol"
-    for word in ("round 1, client 1", "individual", "nothing beyond the protocol", "no guess is scored", "Results: attacks"):
+    for word in ("round 1, client 1", "individual", "nothing beyond the protocol", "No guess is scored", "Results: attacks"):
         assert word in text
     lines = [json.loads(line) for line in next(out.glob("*/guesses.jsonl")).read_text().splitlines()]
     assert [(line["status"], line["classes"], line["visibility"]) for line in lines] == [

@@ -118,6 +118,20 @@ def test_it_takes_the_gradient_of_the_penalised_loss(step):
     torch.testing.assert_close(soft["net.fc.weight"], sent["net.fc.weight"])
 
 
+@pytest.mark.parametrize("sigma", [5.0, "median"])
+@pytest.mark.parametrize("kernel", ["linear", "gaussian"])
+def test_its_gradient_can_be_vectorised_and_differentiated(step, sigma, kernel):
+    defense = BiDO(sigma=sigma, kernel=kernel)
+    batches = torch.stack([step.x, step.x.flip(0)])
+    together = torch.func.vmap(lambda x: defense.differentiable_gradient(step._replace(x=x)))(batches)
+    for place, x in enumerate(batches):
+        for name, value in defense.gradient(step._replace(x=x), Memory.fresh(0)).items():
+            torch.testing.assert_close(together[name][place], value, atol=1e-5, rtol=1e-3)
+    x = step.x.clone().requires_grad_()
+    sizes = [value.square().sum() for value in defense.differentiable_gradient(step._replace(x=x)).values()]
+    assert torch.autograd.grad(torch.stack(sizes).sum(), x)[0].isfinite().all()
+
+
 @pytest.mark.parametrize("normalized", [False, True])
 def test_following_it_lowers_dependence_on_the_input_and_raises_that_on_the_label(step, normalized):
     def measured(params, **weights):

@@ -244,3 +244,13 @@ def test_what_an_attacker_who_knows_refiner_minimises(made, rng):
     torch.testing.assert_close(unblend(0.5 * image + 0.25, 0.5), image)
     with pytest.raises(ValueError, match="holds nothing"):
         unblend(image, 1.0)
+
+
+def test_the_error_of_a_network_is_its_mean_distance_to_the_share(made):
+    found, _ = made
+    x = photos.pieces((3, 12, 12), 6).float() / 255
+
+    def half(images):
+        return torch.full((len(images), 1), 0.5)
+
+    assert evaluation.noise_error(found._replace(network=half), x) == pytest.approx(3 / 11)  # |0.5 - r| over 0, 0.1, ..., 1

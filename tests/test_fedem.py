@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 import client_defenses
 from adversary.fedem_attack import common_part, remove_common
 from client_defenses import Memory
-from client_defenses.fedem import FedEM
+from client_defenses.fedem import FedEM, entry_of, slopes
 from fl_app import engines, models
 from fl_app.local import Step, loss_of
 from fl_app.spec import SpecError
@@ -161,6 +162,56 @@ def test_each_place_of_a_batch_keeps_its_own(step):
     assert torch.equal(moves[2][:3], moves[0])
     assert torch.equal(moves[3], moves[0])
     assert len(torch.unique(moves[2].flatten(1), dim=0)) == 4
+
+
+@pytest.mark.parametrize("text", ["lenet", "lenet5", "resnet10", "vit(dim=6, depth=1, patch=6)", "linear"])
+def test_the_slope_of_a_shared_perturbation_is_summed_at_the_first_layer(text, rng):
+    model = models.build(text, (1, 18, 18), 5, normalize=([0.3], [0.5]))
+    x, y = torch.rand(4, 1, 18, 18, generator=rng), torch.arange(4)
+    step, delta = Step(models.parameters_of(model), model, x, y), torch.randn(1, 1, 18, 18, generator=rng) / 50
+    entry = entry_of(step, delta)
+    assert entry is not None
+    plain, summed = slopes(step, delta, None), slopes(step, delta, entry, weights=True)
+    torch.testing.assert_close(summed[0], plain[0], atol=1e-5 * plain[0].abs().max().item(), rtol=1e-3)
+    moved = step._replace(x=x + delta).gradient()
+    for name, value in moved.items():
+        torch.testing.assert_close(summed[1][name], value, atol=1e-6, rtol=1e-4)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+class Odd(torch.nn.Module):
+    """Reaches its linear layer by a way that is not affine, not alone, or depends on the batch."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.fc = way, torch.nn.Linear(144, 5)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.way == "bent":
+            return self.fc(x.square())
+        if self.way == "twice":
+            return self.fc(x) + self.fc(2 * x)
+        if self.way == "beside":
+            return self.fc(x) + x[:, :5]
+        return self.fc(x / x.std(0, correction=0).add(1) if self.way == "batch" else x)
+
+
+@pytest.mark.parametrize("way", ["bent", "twice", "beside", "batch", "plain"])
+def test_where_a_sum_would_be_wrong_each_example_goes_back_by_itself(way, rng):
+    model = Odd(way)
+    step = Step(models.parameters_of(model), model, *batch(rng))
+    assert (entry_of(step, torch.zeros(1, *SHAPE)) is not None) == (way == "plain")
+
+
+def test_one_pass_for_both_steps_does_as_well(step):
+    found = {fused: FedEM(rho_max=1.0, fused=fused) for fused in (False, True)}
+    at_x = loss_of(step.model, step.params, step.x, step.y)
+    losses = {k: loss_of(step.model, step.params, one.on_batch(step, Memory.fresh(1)).x, step.y) for k, one in found.items()}
+    assert losses[True] < at_x - 0.8 * (at_x - losses[False])
+    still = [replace(one, lr=0.0).protect(step, Memory.fresh(1)) for one in found.values()]
+    for name, value in still[0].items():  # with weights that stay both are the same
+        torch.testing.assert_close(still[1][name], value)
 
 
 def test_no_radius_is_no_defense(step):
