@@ -84,6 +84,8 @@ def test_ctrl_c_keeps_the_finished_rounds(small, tmp_path):
         (["data", "get", "minst"], "did you mean 'mnist'"),
         (["list", "defences"], "defenses"),
         (["run", "--engine", "rey"], "ray"),
+        (["sweep", "nowhere.toml"], "no file nowhere.toml"),
+        (["compare", "prun"], "did you mean 'prune'"),
     ],
 )
 def test_errors_are_one_message_and_exit_code_2(words, hint, tmp_path):

@@ -1,0 +1,91 @@
+"""What can be known of a plan before its first unit: whether data is there, defenses fit their models, grants are true."""
+
+from collections.abc import Callable
+
+import client_defenses
+from client_defenses import Chain, Defense, Memory
+from client_defenses.refiner import Refiner
+from fl_app import data, models
+from fl_app.assets import assets_of, device_of
+from fl_app.cli_attack import JUDGING
+from fl_app.config import ConfigError, Experiment
+from fl_app.evaluators import ensure, prepared
+from fl_app.grants import examples_repeat
+from fl_app.local import Step
+from fl_app.models import parameters_of
+from fl_app.scoring.perceptual import BACKBONES, Unavailable, fetch_backbone
+from fl_app.sweeps.plan import Plan
+
+FEW = 4
+
+
+def check(plan: Plan, source: str, *, fetch: bool) -> list[str]:
+    """Try each defense on a few examples of its data set, and each grant; what was not checked, in words.
+
+    Without `fetch` nothing is downloaded: a data set that is not there leaves its cells unchecked.
+    """
+    unchecked: list[str] = []
+    tried: set[tuple[str, str, bool, str]] = set()
+    for unit in plan.units:
+        experiment = unit.experiment
+        what = (experiment.dataset, experiment.model, experiment.normalize, experiment.defense)
+        if what in tried:
+            continue
+        tried.add(what)
+        _named(source, device_of, experiment.device)
+        if not fetch and not data.cached_file(data.recipe_of(experiment.dataset)).exists():
+            unchecked.append(f"{experiment.dataset} is not here yet, so nothing was tried on it")
+            continue
+        try:
+            _try(experiment)
+        except Exception as error:  # whatever a model and a defense together raise is what a person has to know
+            why = f"defense = {experiment.defense!r} does not work with model = {experiment.model!r} on {experiment.dataset}"
+            raise ConfigError(f"{source}: {why}: {error}") from error
+    if "repeats" in plan.sweep.grants and not unchecked:
+        for cell in plan.cells:
+            _named(f"{source}, cell {cell.name}", examples_repeat, assets_of(cell.attacked.experiment), -1)
+    return list(dict.fromkeys(unchecked))
+
+
+def _named(where: str, test: Callable[..., object], *what: object) -> None:
+    """Make a test; its complaint comes with where it is about."""
+    try:
+        test(*what)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _try(experiment: Experiment) -> None:
+    """One protected gradient of a few examples."""
+    dataset, defense = data.load(experiment.dataset), client_defenses.build(experiment.defense)
+    normalize = (dataset.mean, dataset.std) if experiment.normalize else None
+    model = models.build(experiment.model, dataset.input_shape, dataset.num_classes, normalize=normalize)
+    wrapped = defense.wrap_model(model)
+    if _waits(defense):
+        return  # its evaluation network takes a minute to train
+    step = Step(parameters_of(model), wrapped, *dataset.train.at(slice(0, min(FEW, experiment.batch_size))))
+    memory = Memory.fresh(0)
+    defense.on_start(step, memory)
+    defense.protect(step, memory)
+
+
+def _waits(defense: Defense) -> bool:
+    parts = defense.parts if isinstance(defense, Chain) else (defense,)
+    return any(isinstance(part, Refiner) and not part.evaluator for part in parts)
+
+
+def prepare(plan: Plan, say: Callable[[str], None]) -> None:
+    """Fetch and train here, once, what every worker would else fetch and train for itself."""
+    experiments = [unit.experiment for unit in plan.units]
+    for dataset, split in sorted({(one.dataset, one.split) for one in experiments}):
+        data.load(dataset)
+        if plan.sweep.attacks and plan.sweep.noise_ratio:
+            ensure(dataset, split=split, training=JUDGING)
+    for defense, dataset, split in sorted({(one.defense, one.dataset, one.split) for one in experiments}):
+        prepared(client_defenses.build(defense), dataset, split)
+    if plan.sweep.attacks and plan.sweep.lpips:
+        try:
+            for net in BACKBONES:
+                fetch_backbone(net)
+        except Unavailable as reason:
+            say(f"LPIPS is unavailable: {reason}")

@@ -1,0 +1,171 @@
+"""Where the units of a sweep are done: in this process, or in Ray actors that stay warm, one a core or GPU."""
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+from fl_app.config import Experiment
+from fl_app.sweeps.plan import Unit
+
+TRIES = 2
+
+
+class Ended(NamedTuple):
+    """A unit that was done, or why it could not be."""
+
+    unit: Unit
+    reason: str = ""
+    trace: str = ""
+
+
+class Workers(Protocol):
+    """What does units."""
+
+    free: int
+    """How many units it could begin now."""
+
+    def begin(self, unit: Unit) -> None:
+        """Begin a unit."""
+        ...
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """Those that ended, after waiting for at most so long for the first."""
+        ...
+
+    def close(self) -> None:
+        """End what is running."""
+        ...
+
+
+def attempt(unit: Unit) -> tuple[str, str]:
+    """Do a unit; (reason, trace) of a failure, which is two empty texts if there was none."""
+    from fl_app.sweeps.work import do
+
+    try:
+        do(unit)
+    except Exception as error:  # one failed cell must not stop the rest; the report names it
+        return f"{type(error).__name__}: {error}", traceback.format_exc()
+    return "", ""
+
+
+class Here:
+    """Does units in this process, one after the other."""
+
+    def __init__(self) -> None:
+        self.free = 1
+        self._begun: list[Unit] = []
+
+    def begin(self, unit: Unit) -> None:
+        """Take a unit."""
+        self._begun.append(unit)
+        self.free -= 1
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """Do what was taken."""
+        ended = [Ended(unit, *attempt(unit)) for unit in self._begun]
+        self._begun, self.free = [], 1
+        return ended
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Actor:
+    """What lives in a worker's process: torch, data and models are loaded once and serve every unit."""
+
+    def __init__(self, command: list[str], folder: str) -> None:
+        os.chdir(folder)
+        sys.argv = command  # environment.json shall name what a person typed
+        logging.getLogger("thorns").setLevel(logging.ERROR)
+        import fl_app.sweeps.work  # noqa: F401
+
+    def attempt(self, unit: Unit) -> tuple[str, str]:
+        """Do a unit."""
+        return attempt(unit)
+
+
+class Processes:
+    """Does units in Ray actors; an actor that dies is replaced and its unit tried once more."""
+
+    def __init__(self, number: int, gpus: int = 0) -> None:
+        # One thread a process: threads that wait for each other on shared cores slow down everything.
+        for name, value in (("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "0")):
+            os.environ.setdefault(name, value)
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray
+
+        self._ray, self._gpus, self.free = ray, gpus / number, number
+        ray.init(
+            address="local",  # never a cluster that happens to be around: workers share this disk
+            num_cpus=number,
+            num_gpus=gpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=100 * 2**20,  # nothing but names passes through it
+        )
+        self._idle = [self._actor() for _ in range(number)]
+        self._running: dict[Any, tuple[Unit, Any, int]] = {}
+
+    def _actor(self) -> Any:
+        made = self._ray.remote(num_cpus=1, num_gpus=self._gpus, max_restarts=0)(Actor)
+        return made.remote([os.path.basename(sys.argv[0]), *sys.argv[1:]], os.getcwd())
+
+    def begin(self, unit: Unit) -> None:
+        """Give a unit to an idle actor."""
+        self.free -= 1
+        self._give(unit, self._idle.pop(0), 1)
+
+    def _give(self, unit: Unit, actor: Any, tries: int) -> None:
+        self._running[actor.attempt.remote(unit)] = unit, actor, tries
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """Those that ended."""
+        ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=seconds)
+        ended = []
+        for future in ready:
+            unit, actor, tries = self._running.pop(future)
+            try:
+                reason, trace = self._ray.get(future)
+            except self._ray.exceptions.RayActorError as error:
+                actor = self._actor()
+                if tries < TRIES:
+                    self._give(unit, actor, tries + 1)
+                    continue
+                reason, trace = f"its process died {TRIES} times; out of memory? fewer --workers need less", str(error)
+            self._idle.append(actor)
+            self.free += 1
+            ended.append(Ended(unit, reason, trace))
+        return ended
+
+    def close(self) -> None:
+        """End all actors at once; what they were doing is done again next time."""
+        for actor in [*self._idle, *(actor for _, actor, _ in self._running.values())]:
+            self._ray.kill(actor)
+        self._ray.shutdown()
+
+
+def gpus_for(experiments: Iterable[Experiment]) -> int:
+    """How many GPUs there are, if any experiment would use one."""
+    import torch
+
+    wanted = any(experiment.device != "cpu" for experiment in experiments)
+    return torch.cuda.device_count() if wanted else 0
+
+
+def usual_number(units: list[Unit]) -> int:
+    """One worker a GPU if they are used, else as many as there are cores for the threads that are asked for."""
+    experiments = [unit.experiment for unit in units]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = max((experiment.threads for experiment in experiments), default=1)
+    return max(1, min(gpus_for(experiments) or cores // threads, len(units)))
+
+
+def make_workers(number: int, units: list[Unit]) -> Workers:
+    """One worker is this process, several have their own."""
+    return Here() if number == 1 else Processes(number, gpus_for(unit.experiment for unit in units))
