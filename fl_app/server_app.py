@@ -8,12 +8,14 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Strategy
+from flwr.superlink.grid import HttpGrid
 
 from adversary.captures import Captures
 from client_defenses.accounting import epsilon
 from fl_app.assets import Assets, assets_of, on_device, use_threads
 from fl_app.background import Background
 from fl_app.config import Experiment, from_run_config
+from fl_app.deploy.grid import AdaptiveGrid
 from fl_app.models import parameters_of
 from fl_app.runs import Checkpoint, RunDir, RunError, new_path
 from fl_app.scoring.utility import evaluate
@@ -176,4 +178,6 @@ def main(grid: Grid, context: Context) -> None:
     log = logging.getLogger("thorns")
     log.handlers, log.propagate = logging.getLogger("flwr").handlers, False
     log.setLevel(logging.INFO)
+    if isinstance(grid, HttpGrid):
+        grid = AdaptiveGrid(grid)
     serve(grid, context, Watcher())

@@ -215,7 +215,9 @@ def test_what_the_guesses_of_a_client_share_is_taken_out_of_all_its_rounds():
 
 
 def test_all_informed_attackers_are_shown_with_what_they_were_told(small, tmp_path):
-    network = evaluation.train(torch.rand(8, 3, 12, 12), evaluation.Training(width=2, steps=1))
+    network = evaluation.train(
+        torch.rand(8, 3, 12, 12, generator=torch.Generator().manual_seed(0)), evaluation.Training(width=2, steps=1)
+    )
     evaluation.save(network, tmp_path / "d.safetensors")
     defense = f"refiner(iterations=1, eps=0.3, evaluator='{tmp_path}/d.safetensors')"
     run = engines.run(small.changed(batch_size=1, rounds=1, capture="all", defense=defense), "inline", Watcher())

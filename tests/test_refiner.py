@@ -19,7 +19,9 @@ from fl_app.wire import to_record, to_tensors
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    made = evaluation.train(photos.pieces((1, 28, 28), 3000), Training(width=16, steps=600, batch_size=64, lr=5e-3))
+    # Photos alone: a network that has seen black and white images is so sure of clean digits that it has no slope there.
+    settings = Training(width=16, steps=600, batch_size=64, lr=5e-3, stark=0.0)
+    made = evaluation.train(photos.pieces((1, 28, 28), 3000), settings)
     path = tmp_path_factory.mktemp("evaluator") / "small.safetensors"
     evaluation.save(made, path)
     return str(path)

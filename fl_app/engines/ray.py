@@ -15,19 +15,8 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.telemetry import EventType
 
-from fl_app.config import Value, toml_value
-
-APP = """[project]
-name = "thorns"
-version = "0"
-license = "Apache-2.0"
-[tool.flwr.app]
-publisher = "thorns"
-[tool.flwr.app.components]
-serverapp = "fl_app.server_app:app"
-clientapp = "fl_app.client_app:app"
-[tool.flwr.app.config]
-"""
+from fl_app.config import Value
+from fl_app.engines.bundle import CLIENT_APP, app_toml
 
 
 def run_ray(clients: int, run_config: dict[str, Value], main: Callable[[Grid, Context], None], client_cpus: float = 1) -> None:
@@ -46,14 +35,13 @@ def run_ray(clients: int, run_config: dict[str, Value], main: Callable[[Grid, Co
     context = Context(run_id=1, node_id=SUPERLINK_NODE_ID, node_config={}, state=RecordDict(), run_config=run_config)
     with tempfile.TemporaryDirectory(prefix="thorns-") as folder:
         # Flower gives clients the config of an app directory: this one holds nothing else.
-        lines = [f"{key} = {toml_value(value)}" for key, value in run_config.items()]
-        (Path(folder) / "pyproject.toml").write_text(APP + "\n".join(lines) + "\n", encoding="utf-8")
+        (Path(folder) / "pyproject.toml").write_text(app_toml(run_config), encoding="utf-8")
         # Not `run_simulation`: it is deprecated and takes no run config. flwr is pinned to the series that has this one.
         _run_simulation(
             num_supernodes=clients,
             exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
             server_app=server,
-            client_app_attr="fl_app.client_app:app",
+            client_app_attr=CLIENT_APP,
             server_app_context=context,
             app_dir=folder,
             is_app=True,

@@ -110,7 +110,7 @@ NOTES = """\
   of ours (that of DLG: sigmoid, U(-0.5, 0.5)) is 3.2 to 3.5 from the true one, whose norm is about 27; with torch's own
   initialisation it is 0.015. So eps = 0.1 leaves nearly the true gradient here and would bind nothing there. Alpha is
   therefore varied without a bound too, and eps up to 2.
-- Evaluation networks are ours at every scale (32 to 128 filters, 1,000 steps, on photos that are nobody's data), not those of
+- Evaluation networks are ours at every scale (32 to 128 filters, 1,500 steps, on photos that are nobody's data), not those of
   Appendix D (128 to 512 filters, 20 epochs).
 - Figure 6 is a picture: its points cannot be read from the text, only that a larger eps means less PSNR and less PMM.
 - Table 12 gives Inverting Gradients a rate of 0.01 for 4,000 iterations; shorter attacks here keep the preset's 0.1. The
