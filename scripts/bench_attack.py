@@ -29,14 +29,14 @@ THREADS = 2
 
 
 def targets(
-    dataset: str, number: int, examples: int = 1, rule: LocalRule | None = None
+    dataset: str, number: int, examples: int = 1, rule: LocalRule | None = None, first: int = 0
 ) -> tuple[Tensor, Tensor, list[Observation], Task]:
     """First-round updates of DLG's LeNet on test images: (x, y, observations, task)."""
     source = data.load(dataset)
     model = models.build("lenet", source.input_shape, source.num_classes, seed=1)
     params = models.parameters_of(model)
     rule = rule or LocalRule(batch_size=examples)
-    x, y = source.test.at(slice(0, number * examples))
+    x, y = source.test.at(slice(first, first + number * examples))
     x, y = x.view(number, examples, *source.input_shape), y.view(number, examples)
     seen = [
         Observation(
@@ -74,13 +74,13 @@ def floor(x: Tensor, y: Tensor, dataset: str) -> None:
     report("floor: class mean", means[y], x, 0.0)
 
 
-def quality() -> None:
-    print("CIFAR-10, LeNet with DLG's init, batch 1, 32 images of the test set")
-    x, y, seen, task = targets("cifar10", 32)
+def quality(first: int) -> None:
+    print(f"CIFAR-10, LeNet with DLG's init, batch 1, 32 images of the test set from {first} on")
+    x, y, seen, task = targets("cifar10", 32, first=first)
     ours("idlg", "idlg", x, seen, task)
     floor(x, y, "cifar10")
-    print("MNIST, LeNet with DLG's init, batch 1, 100 images of the test set")
-    x, y, seen, task = targets("mnist", 100)
+    print(f"MNIST, LeNet with DLG's init, batch 1, 100 images of the test set from {first} on")
+    x, y, seen, task = targets("mnist", 100, first=first)
     began = time.perf_counter()
     guess = adversary.build("dlg")(seen, task, generator(0, "bench"))
     values = report("dlg", guess.x, x, time.perf_counter() - began)
@@ -90,7 +90,7 @@ def quality() -> None:
     floor(x, y, "mnist")
     print("CIFAR-10, 4 local steps of batch 4 over 8 images (local rate 0.001), 4 clients")
     rule = LocalRule(kind="delta", batch_size=4, steps=4, lr=1e-3, examples=8)
-    x, y, seen, task = targets("cifar10", 4, 8, rule)
+    x, y, seen, task = targets("cifar10", 4, 8, rule, first)
     granted = [replace(one, knowledge=Knowledge(labels=labels)) for one, labels in zip(seen, y, strict=True)]
     ours(
         "inverting_gradients, ours, labels granted",
@@ -177,10 +177,11 @@ def main() -> None:
     parser.add_argument("what", choices=["quality", "breaching", "speed"])
     parser.add_argument("--targets", type=int, default=16)
     parser.add_argument("--iterations", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="first image of quality; settings were chosen on those from 0 on")
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     if options.what == "quality":
-        quality()
+        quality(options.first)
     elif options.what == "breaching":
         breaching(options.targets, options.iterations)
     else:
