@@ -38,6 +38,7 @@ from fl_app.config import Value
 from fl_app.deploy.certificates import read_node_key
 from fl_app.deploy.packing import announce, pack_content, unpack_message
 from fl_app.deploy.polling import Backoff
+from fl_app.own_config import own_config
 
 log = logging.getLogger("thorns")
 TRIES, MOST_TRIES = "THORNS_CLIENT_TRIES", 4
@@ -185,6 +186,8 @@ def connected(settings: NodeSettings) -> Iterator[Connection]:
 
 def run_node(settings: NodeSettings) -> None:
     """Be a client until this process is told to stop."""
+    if settings.app == NodeSettings.app:
+        own_config(settings.node_config)  # a misspelt defense shall end this client now, not refuse every round
     app = load_client_app(settings.app)  # before connecting: who is asked at once shall not import first
     admitted = False
     try:
