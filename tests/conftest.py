@@ -1,4 +1,5 @@
 import os
+import signal
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -12,6 +13,9 @@ import torch
 from PIL import Image
 
 from fl_app.config import Experiment
+
+# In the background of a shell Ctrl-C is ignored, and children inherit that: tests that send it would wait in vain.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -174,7 +174,10 @@ def test_ctrl_c_keeps_what_was_attacked(captured, tmp_path):
         time.sleep(0.1)
     time.sleep(2)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    try:
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()  # if it would not stop
     assert process.returncode == 130, err
     assert "the same command goes on" in out
     assert "Traceback" not in err
