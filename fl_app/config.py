@@ -167,6 +167,9 @@ def toml_value(value: Value) -> str:
 
 def from_run_config(config: Mapping[str, Any]) -> Experiment:
     """Check settings and fill in the defaults; cached, because every message to a client comes with them."""
+    several = [key for key, value in config.items() if isinstance(value, list | dict)]
+    if several:
+        raise ConfigError(f"{several[0]} is not a single value: a file with lists and tables is for `thorns sweep FILE`")
     return _from_items(tuple(sorted(config.items())))
 
 

@@ -28,8 +28,13 @@ def test_text_survives_toml(text):
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.toml")), ids=lambda path: path.stem)
-def test_every_config_file_is_valid(path):
-    from_run_config(read_toml(path))
+def test_every_config_file_is_valid_or_a_sweep(path):
+    settings = read_toml(path)
+    if "run" not in settings:  # sweeps are checked with the others of their kind
+        from_run_config(settings)
+        return
+    with pytest.raises(ConfigError, match="thorns sweep"):
+        from_run_config(settings)
 
 
 def test_an_experiment_survives_its_file(tmp_path):

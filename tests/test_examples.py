@@ -205,7 +205,7 @@ def test_what_was_captured_of_the_app_can_be_attacked(app, monkeypatch):
     attack = "inverting_gradients(iterations=300, tv=1e-3)"
     out = audit(console, folder, "quickstart.task:Net", (1, 8, 8), 10, [attack], rounds="1")
     assert "granted" in text.getvalue()
-    assert "no guess is scored" in text.getvalue()
+    assert "No guess is scored" in text.getvalue()
     assert [path.name for path in sorted(out.glob("*/round-0001/*"))] == ["client-00.safetensors", "client-01.safetensors"]
     assert next(out.glob("*/guesses.png")).stat().st_size > 500
     # The test knows what the auditor does not: the guess is nearer to the client's images than grey is.
