@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, get_type_hints
@@ -15,6 +16,9 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 T = TypeVar("T")
 MAX_LENGTH = 2000
+
+PARSING = threading.Lock()
+"""Python 3.11 counts the depth of a tree for all threads together, and fails if two of them parse at once."""
 
 
 class SpecError(ValueError):
@@ -53,7 +57,8 @@ def parse(text: str) -> list[Part]:
     if len(text) > MAX_LENGTH:
         raise SpecError(f"a spec has at most {MAX_LENGTH} characters, this one has {len(text)}")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        with PARSING:
+            tree = ast.parse(text.strip(), mode="eval").body
         return [_part(node) for node in _summands(tree)]
     except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
         if isinstance(error, SpecError):
