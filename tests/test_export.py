@@ -132,7 +132,6 @@ def test_parquet_without_pyarrow_and_events_without_tensorboard_say_what_to_inst
 
 
 def test_tensorboard_reads_scalars_words_and_pictures(sweep, tmp_path):
-    pytest.importorskip("tensorboard", reason="the extra 'tensorboard' is not installed")
     from PIL import Image
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
