@@ -15,8 +15,9 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.telemetry import EventType
 
+from fl_app.client_app import app
 from fl_app.config import Value
-from fl_app.engines.bundle import CLIENT_APP, app_toml
+from fl_app.engines.bundle import app_toml
 
 
 def run_ray(clients: int, run_config: dict[str, Value], main: Callable[[Grid, Context], None], client_cpus: float = 1) -> None:
@@ -41,7 +42,9 @@ def run_ray(clients: int, run_config: dict[str, Value], main: Callable[[Grid, Co
             num_supernodes=clients,
             exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,
             server_app=server,
-            client_app_attr=CLIENT_APP,
+            # Not by its name: Flower then parses the file while our server parses specs in another thread, and CPython 3.11
+            # fails now and then when two threads parse ("AST constructor recursion depth mismatch").
+            client_app=app,
             server_app_context=context,
             app_dir=folder,
             is_app=True,

@@ -26,7 +26,7 @@ import torch
 from report import spoken
 
 import adversary
-from adversary.adaptive import adapt
+from adversary.adaptive import informed
 from adversary.matching import GradientMatching
 from adversary.worker import InlineWorker
 from client_defenses.evaluator import Training
@@ -83,11 +83,17 @@ class Rates(NamedTuple):
     score: float = 0.07
 
 
-def attackers_of(name: str, attack: str, defense: str) -> list[Attacker]:
-    """The naive attacker, and the informed one if knowing the defense changes anything."""
-    informed = adapt(attack, defense)
-    naive = [Attacker(f"{name}, naive", attack)]
-    return naive if informed is None else [*naive, Attacker(f"{name}, informed", informed, ("defense",))]
+CLIENTS_NETWORK = "that-of-the-clients"
+"""Stands for the file of the clients' evaluation network, which may not be trained yet when cells are made."""
+
+
+def attackers_of(name: str, attack: str, defense: str, examples: int = 1) -> list[Attacker]:
+    """The naive attacker of batches of so many examples, and each informed one if knowing the defense changes anything."""
+    found = [Attacker(f"{name}, naive", attack)]
+    for one in informed(attack, defense, examples=examples, evaluator=CLIENTS_NETWORK):
+        if one.attack is not None:
+            found.append(Attacker(f"{name}, informed" + (f": {one.name}" if one.name else ""), one.attack, one.grants))
+    return found
 
 
 def train(experiment: Experiment) -> RunDir:
@@ -105,7 +111,10 @@ def train(experiment: Experiment) -> RunDir:
 
 def attack(run: RunDir, attacker: Attacker, threads: int, *, judged: bool, floors: bool) -> tuple[Rows, dict[str, Rows]]:
     """(rows of the targets, rows of the blind guesses) of one attacker on all that a run captured."""
-    session = Session(run, attacker.attack, attacker.grants, InlineWorker(), threads=threads)
+    text = attacker.attack
+    if CLIENTS_NETWORK in text:
+        text = text.replace(CLIENTS_NETWORK, str(ensure(run.experiment().dataset)))
+    session = Session(run, text, attacker.grants, InlineWorker(), threads=threads)
     keys, assets = session.captured(), assets_of(session.experiment)
     session.work(session.pending(keys), 64, lambda _: None)
     judge = ensure(session.experiment.dataset, training=Training(seed=1)) if judged else None

@@ -219,9 +219,10 @@ def main() -> None:
     scale = SCALES[options.scale]
     results, failed = run_cells(cells_of(scale, options.seeds, options.device), RATES, options)
     found, attacks = Found(results), ", ".join(f"{name}: `{attack}`" for name, attack in scale.attacks.items())
+    models = ", ".join(f"{model} on {dataset}" for dataset, model in scale.models.items())
     about = [
         f"Scale {options.scale}: {scale.words}. {CLIENTS} clients, batch {scale.batch_size}, {scale.rounds} rounds of",
-        f"{scale.optimizer}; models: {scale.models}; {scale.targets} targets a seed. Attacks: {attacks}.",
+        f"{scale.optimizer}; {models}; {scale.targets} targets a seed. Attacks: {attacks}.",
     ]
     body = [line for dataset in scale.models for line in lines_of(found, dataset) + verdicts(found, dataset, scale)]
     took = time.perf_counter() - began

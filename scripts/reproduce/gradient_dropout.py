@@ -130,7 +130,9 @@ def cells_of(scale: Scale, seeds: int, device: str = "cpu") -> list[Cell]:
             shared: Settings = {"dataset": "cifar10", "model": scale.model, "defense": defense, "device": device}
             victims = []
             for batch, targets in scale.targets.items():
-                attackers = [one for key, attack in scale.attacks[batch].items() for one in attackers_of(key, attack, defense)]
+                attackers = [
+                    one for key, attack in scale.attacks[batch].items() for one in attackers_of(key, attack, defense, batch)
+                ]
                 few = {"clients": targets, "batch_size": batch, "client_examples": batch}
                 victims.append(Victims(place(batch), {**shared, **few}, tuple(attackers)))
             protocol = {"clients": CLIENTS, "batch_size": scale.batch_size, "optimizer": scale.optimizer}

@@ -25,7 +25,7 @@ from latent_settings import ATTACK, ATTACKED, COLUMNS, NOTES, PAPER, RATES, SCAL
 from torch import Tensor, nn
 
 import client_defenses
-from adversary.adaptive import adapt
+from adversary.adaptive import informed
 from adversary.latent_attack import with_mean_noise
 from adversary.worker import InlineWorker
 from client_defenses.latent_perturbation import LatentPerturbation
@@ -137,13 +137,9 @@ def measure(
     naive = options.attack.format(lr=RATES[dataset][1], iterations=scale.iterations)
     assets = assets_of(run.experiment())
     std = torch.as_tensor(assets.model.get_buffer("normalize.std"))
-    for who, attack, grants in (
-        ("naive", naive, ("labels",)),
-        ("knows", adapt(naive, method.defense), ("labels", "defense")),
-    ):
-        if attack is None:
-            continue
-        session = Session(run, attack, grants, InlineWorker())
+    told = [("knows", one.attack, one.grants) for one in informed(naive, method.defense, examples=8) if one.attack is not None]
+    for who, attack, grants in (("naive", naive, ()), *told):
+        session = Session(run, attack, ("labels", *grants), InlineWorker())
         keys = session.captured()
         session.work(session.pending(keys), 64, lambda _: None)
         blind = method.name == "none"  # floors are the same for all methods: shown once
