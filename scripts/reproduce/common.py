@@ -129,6 +129,15 @@ def attack(run: RunDir, attacker: Attacker, threads: int, *, judged: bool, floor
     return rows, {f"floor: {name}": list(blind) for name, blind in scoring.floors.items()}
 
 
+def spent(folder: Path, what: str, seconds: float) -> float:
+    """Add seconds to those that were spent on something in a folder; returns all of them, whichever command they were in."""
+    path = folder / "seconds.json"
+    kept: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    kept[what] = kept.get(what, 0.0) + seconds
+    write_atomic(path, json.dumps(kept))
+    return kept[what]
+
+
 def kept_at(cell: Cell, folder: Path) -> Path:
     """Where what a cell came to is kept."""
     return folder / folder_name(cell_id(cell), ()) / "cell.json"

@@ -8,6 +8,7 @@ What is finished stays in --runs: the same command goes on where it was broken o
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from dataclasses import dataclass, field
@@ -19,8 +20,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import torch
-from common import train
-from report import shown
+from common import spent, train
+from report import made_by, shown
 
 from adversary.adaptive import informed
 from adversary.worker import InlineWorker
@@ -131,7 +132,7 @@ def measure(dataset: str, method: str, seed: int, scale: Scale, options: argpars
     parts = {"test": assets.splits.test, "validation": assets.splits.validation}
     scores = {name: evaluate(assets.model, weights, part, 10, device=device).accuracy for name, part in parts.items()}
     found.accuracies.append({**scores})
-    found.training += time.perf_counter() - began
+    found.training += spent(run.path, "training", time.perf_counter() - began)
     naive = options.attack.format(iterations=scale.iterations)
     told = informed(naive, experiment.defense, rounds=len(stages), examples=experiment.batch_size)
     attackers: list[tuple[str, str, tuple[str, ...]]] = [(method, naive, ())]
@@ -147,7 +148,7 @@ def measure(dataset: str, method: str, seed: int, scale: Scale, options: argpars
         for key, row in zip(keys, scoring.rows(), strict=True):
             target = (stages[key[0]], seed, key[1])
             found.targets[target] = None if row is None else {**row, "mse": (row["mse"] or 0.0) / std**2}
-        found.attack += time.perf_counter() - began
+        found.attack += spent(run.path, f"attack: {attack}", time.perf_counter() - began)
         print(f"{dataset} {who} seed {seed}: {scores}, SSIM {shown(found.summary('E1', 'ssim'))}", flush=True)
 
 
@@ -165,7 +166,7 @@ def lines_of(dataset: str, results: dict[str, Found]) -> list[str]:
                 cells.append(shown(found.summary(stage, key)) + (f"; paper {told[1 + number][place]}" if told else ""))
             lines.append("| " + " | ".join(cells) + " |")
     seconds = ", ".join(f"{name} {found.training:.0f} + {found.attack:.0f} s" for name, found in results.items())
-    return [*lines, "", f"Training + attack in this command (what was done before is not counted): {seconds}.", ""]
+    return [*lines, "", f"Training + attack, in all commands that it took: {seconds}.", ""]
 
 
 def verdicts(dataset: str, results: dict[str, Found]) -> list[str]:
@@ -220,15 +221,14 @@ def main() -> None:
             text += [f"## {dataset}", "", f"Not run: {error}", ""]
             continue
         text += lines_of(dataset, results) + verdicts(dataset, results)
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     head = [
         f"# FedEM, Table 1: scale {options.scale}",
         "",
         f"Scale {options.scale}: {scale.words}. 4 clients, batch 8, FedSGD after every batch with lr 0.1, LeNet, 70/15/15;",
         f"{scale.examples or 'all'} examples a client, {scale.epochs} rounds of one local epoch; {seeds} seed(s), 4 targets a",
         f"seed and stage. Attack: `{options.attack.format(iterations=scale.iterations)}`, labels granted.",
-        f"\nCommand: `{' '.join(['.venv/bin/python', 'scripts/reproduce/fedem.py', *sys.argv[1:]])}`\n",
-        f"Took {time.perf_counter() - began:.0f} s on {os.cpu_count()} cores, GPU: {torch.cuda.is_available()}; load {load}.",
+        "",
+        *made_by(shlex.join([".venv/bin/python", "scripts/reproduce/fedem.py", *sys.argv[1:]]), time.perf_counter() - began),
         "",
     ]
     report = "\n".join([*head, *text, "## What to know", "", NOTES, ""])

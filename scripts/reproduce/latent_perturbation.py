@@ -9,6 +9,7 @@ What is finished stays in --runs: the same command goes on where it was broken o
 import argparse
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -20,8 +21,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import torch
-from common import train
+from common import spent, train
 from latent_settings import ATTACK, ATTACKED, COLUMNS, NOTES, PAPER, RATES, SCALES, SPECS, USED, Method, Scale, methods_of
+from report import made_by, shown
 from torch import Tensor, nn
 
 import client_defenses
@@ -36,7 +38,7 @@ from fl_app.data.base import DataError
 from fl_app.local import Tensors
 from fl_app.runs import RunDir
 from fl_app.scoring.attacks import Scoring
-from fl_app.scoring.score import Row, Summary, summarize
+from fl_app.scoring.score import Row, summarize
 from fl_app.scoring.utility import evaluate
 
 
@@ -148,16 +150,9 @@ def measure(
         found.add(who, scoring.rows(), std.square().mean().item())
         for name, rows in scoring.floors.items():
             found.add(f"floor: {name}", rows, std.square().mean().item())
-    found.seconds += time.perf_counter() - began
+    found.seconds += spent(run.path, "all", time.perf_counter() - began)
     print(f"{dataset} {method.name} seed {seed}: PSNR {shown(summarize(found.targets['naive'], 'psnr'), 2)}, {row}", flush=True)
     return judge
-
-
-def shown(value: Summary, digits: int = 4) -> str:
-    if value.mean is None:
-        return f"none ({value.failed} failed)" if value.failed else ""
-    spread = "" if value.low is None else f" [{value.low:.{digits}f}, {value.high:.{digits}f}]"
-    return f"{value.mean:.{digits}f}{spread}" + (f" ({value.failed} failed)" if value.failed else "")
 
 
 def lines_of(dataset: str, results: dict[Method, Found]) -> list[str]:
@@ -169,10 +164,13 @@ def lines_of(dataset: str, results: dict[Method, Found]) -> list[str]:
             if who == "naive" and method.paper is not None:
                 cells[0] += f"; paper {method.paper}"
             utility = [[{name: one.get(name)} for one in found.used if name in one] for name in USED]
-            cells += [shown(summarize(some, name)) if who == "naive" else "" for some, name in zip(utility, USED, strict=True)]
+            cells += [
+                shown(summarize(some, name)) if who == "naive" and some else ""
+                for some, name in zip(utility, USED, strict=True)
+            ]
             lines.append("| " + " | ".join([method.name, who, *cells]) + " |")
     seconds = ", ".join(f"{method.name} {found.seconds:.0f} s" for method, found in results.items())
-    return [*lines, "", f"Training + attacks in this command (what was done before is not counted): {seconds}.", ""]
+    return [*lines, "", f"Training + attacks, in all commands that it took: {seconds}.", ""]
 
 
 def main() -> None:
@@ -200,15 +198,15 @@ def main() -> None:
             text += [f"## {dataset}", "", f"Not run: {error}", ""]
             continue
         text += lines_of(dataset, results)
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    took = time.perf_counter() - began
     head = [
         f"# Latent perturbation, Tables III to V: scale {options.scale}",
         "",
         f"Scale {options.scale}: {scale.words}. latent_net(width={scale.width}), {scale.targets} targets of 8 images a seed,",
         f"5 local epochs; accuracy after {scale.epochs} epochs on {scale.examples or 'all'} examples; seeds 0 to {seeds - 1}.",
         f"Attack: `{options.attack.format(lr='as printed', iterations=scale.iterations)}`, labels granted.",
-        f"\nCommand: `{' '.join(['.venv/bin/python', 'scripts/reproduce/latent_perturbation.py', *sys.argv[1:]])}`\n",
-        f"Took {time.perf_counter() - began:.0f} s on {os.cpu_count()} cores, GPU: {torch.cuda.is_available()}; load {load}.",
+        "",
+        *made_by(shlex.join([".venv/bin/python", f"scripts/reproduce/{Path(__file__).name}", *sys.argv[1:]]), took),
         "",
     ]
     report = "\n".join([*head, *text, "## What to know", "", NOTES, ""])

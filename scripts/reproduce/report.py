@@ -147,6 +147,14 @@ def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> list[str]:
     return [rows[0], "|" + "---|" * len(columns), *rows[1:], ""]
 
 
+def made_by(command: str, took: float, how: str = "") -> list[str]:
+    """How to make a report again, and what it took here."""
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    gpu = "yes" if torch.cuda.is_available() else "no"
+    said = f"This command took {spoken(took)}{how} on {os.cpu_count()} cores, GPU: {gpu}; load {load}."
+    return [f"Command: `{command}`", "", said]
+
+
 def write(
     title: str,
     about: Sequence[str],
@@ -158,16 +166,13 @@ def write(
     options: argparse.Namespace,
 ) -> str:
     """Write the report with everything that is needed to make it again; returns its text."""
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     text = [
         f"# {title}: scale {options.scale}",
         "",
         *about,
         "",
-        f"Command: `{options.command}`",
-        "",
-        f"{options.seeds} seed(s) from 0 on. This command took {spoken(took)} with {options.workers} worker(s) "
-        f"on {os.cpu_count()} cores, GPU: {'yes' if torch.cuda.is_available() else 'no'}; load {load}.",
+        *made_by(options.command, took, f" with {options.workers} worker(s)"),
+        f"{options.seeds} seed(s) from 0 on.",
         f"All cells together, whenever they ran, summed over workers: {found.seconds()}.",
         "",
         *(f"- **Not finished:** {why}" for why in failed),
