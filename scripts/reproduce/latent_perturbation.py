@@ -22,7 +22,22 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 import torch
 from common import spent, train
-from latent_settings import ATTACK, ATTACKED, COLUMNS, NOTES, PAPER, RATES, SCALES, SPECS, USED, Method, Scale, methods_of
+from latent_settings import (
+    ATTACK,
+    ATTACKED,
+    COLUMNS,
+    GENTLE,
+    GENTLE_RATE,
+    NOTES,
+    PAPER,
+    RATES,
+    SCALES,
+    SPECS,
+    USED,
+    Method,
+    Scale,
+    methods_of,
+)
 from report import made_by, shown
 from torch import Tensor, nn
 
@@ -140,7 +155,8 @@ def measure(
     assets = assets_of(run.experiment())
     std = torch.as_tensor(assets.model.get_buffer("normalize.std"))
     told = [("knows", one.attack, one.grants) for one in informed(naive, method.defense, examples=8) if one.attack is not None]
-    for who, attack, grants in (("naive", naive, ()), *told):
+    gentle = (GENTLE, options.attack.format(lr=GENTLE_RATE, iterations=scale.iterations), ())
+    for who, attack, grants in (("naive", naive, ()), *told, gentle):
         session = Session(run, attack, ("labels", *grants), InlineWorker())
         keys = session.captured()
         session.work(session.pending(keys), 64, lambda _: None)
