@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """How much faster a sweep is on two workers than its cells alone, and whether it survives SIGKILL.
 
-.venv/bin/python scripts/bench_sweep.py [--small] [--kill] [--workers 2] [--work runs/bench-sweep]
+.venv/bin/python scripts/bench_sweep.py [--small] [--kill] [--alone 8] [--workers 2] [--work runs/bench-sweep]
 
 24 cells on MNIST: 8 defense settings x 3 seeds, each trained and attacked on 16 targets. Alone: every cell in a process of its
 own, one after the other, one thread, nothing else running; what counts is the work in it, without the start of Python. The
@@ -68,20 +68,36 @@ def one_cell(path: Path, out: Path, number: int) -> None:
         print(json.dumps({"cell": plan.cells[number].name, "seconds": time.monotonic() - began}))
 
 
-def alone(path: Path, work: Path) -> tuple[float, float]:
-    """(seconds of the work in all cells, the same with the start of Python), each cell in its own process and folder."""
-    inside = whole = 0.0
-    for number in range(1000):
+def cell_command(path: Path, out: Path, number: int) -> list[str]:
+    """One cell in a process of its own."""
+    return [sys.executable, __file__, "--cell", str(number), "--work", str(out), "--file", str(path)]
+
+
+def alone(path: Path, work: Path, most: int) -> tuple[list[float], float]:
+    """(seconds of the work in each cell, all of it with the start of Python), each cell in its own process and folder."""
+    inside: list[float] = []
+    whole = 0.0
+    for number in range(most):
         began = time.monotonic()
-        words = [sys.executable, __file__, "--cell", str(number), "--work", str(work / f"alone-{number}"), "--file", str(path)]
+        words = cell_command(path, work / f"alone-{number}", number)
         said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
         if not said:
-            return inside, whole
+            break
         whole += time.monotonic() - began
         found = json.loads(said.splitlines()[-1])
-        inside += found["seconds"]
+        inside.append(found["seconds"])
         print(f"  alone: {found['cell']}: {found['seconds']:.1f} s", flush=True)
-    raise AssertionError("unreachable")
+    return inside, whole
+
+
+def pair(path: Path, work: Path, number: int) -> float:
+    """Seconds of the work in a cell while its double runs beside it: what the machine itself allows two workers."""
+    doubles = [
+        subprocess.Popen(cell_command(path, work / f"pair-{one}", number), stdout=subprocess.PIPE, text=True)
+        for one in range(2)
+    ]
+    said = [double.communicate()[0] for double in doubles]
+    return float(max(json.loads(text.strip().splitlines()[-1])["seconds"] for text in said))
 
 
 def command(path: Path, out: Path, workers: int) -> list[str]:
@@ -140,6 +156,7 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="6 short cells: shows that it works; its figures mean nothing")
     parser.add_argument("--kill", action="store_true", help="also kill a sweep in the middle and start it again")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--alone", type=int, default=1000, help="time only so many cells alone, and count them for all")
     parser.add_argument("--work", type=Path, default=Path("runs/bench-sweep"), help="is emptied first")
     parser.add_argument("--cell", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
@@ -155,14 +172,21 @@ def main() -> int:
     load = os.getloadavg()[0]
     if load > 0.5:
         print(f"the machine is busy (load {load:.1f}): what follows is not to be trusted", flush=True)
-    inside, started = alone(path, options.work)
+    cells, started = alone(path, options.work, options.alone)
+    last = len(cells) - 1
+    ceiling = 2 * cells[last] / pair(path, options.work, last)
     began = time.monotonic()
     subprocess.run(command(path, out, options.workers), check=True)
     wall = time.monotonic() - began
+    planned = len(json.loads((out / "plan.json").read_text())["cells"])
+    inside = sum(cells) * planned / len(cells)
     share = inside / wall / IDEAL
-    print(f"cells alone: {inside:.1f} s of work ({started:.1f} s with the start of Python in each)")
+    print(f"{len(cells)} of {planned} cells alone: {sum(cells):.1f} s of work ({started:.1f} s with the starts of Python)")
+    print(f"the machine: two doubles of a cell at once are {ceiling:.2f} x as fast as one after the other")
     print(f"the sweep on {options.workers} workers: {wall:.1f} s, {inside / wall:.2f} x as fast")
-    print(f"share of the ideal two-core speed-up: {share:.2f} (goal: {GOAL})")
+    print(
+        f"share of the ideal two-core speed-up: {share:.2f} (goal: {GOAL}); of the machine's own: {inside / wall / ceiling:.2f}"
+    )
     survived = killed(path, options.work / "killed", options.workers, out) if options.kill else True
     return 0 if survived and (options.small or share >= GOAL) else 1
 
