@@ -55,7 +55,7 @@ def _made(name: str, folder: Path) -> nn.Module:
         importlib.invalidate_caches()
         factory = getattr(importlib.import_module(module), function)
         model = factory()
-    except Exception as error:  # their code may raise anything
+    except (Exception, SystemExit) as error:  # their code may raise anything, and a script may exit
         raise AttackError(f"{name} cannot be called in {folder}: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(place)
@@ -73,13 +73,13 @@ def _probe(name: str, task: Task) -> None:
         if out.shape != (2, task.num_classes):
             raise ValueError(f"its answer has the shape {tuple(out.shape)}, not (2, {task.num_classes})")
         Step(params, task.model, x, y).gradient()
-    except Exception as error:
+    except Exception as error:  # of their forward pass: it may raise anything
         raise AttackError(f"{name} does not take two inputs of the shape {task.input_shape}: {_short(error)}") from error
     try:
         vmap(lambda one: Step(params, task.model, one, y).differentiable_gradient(), randomness="different")(
             torch.stack([x, x])
         )
-    except Exception as error:
+    except Exception as error:  # of their forward pass on batched tensors, or of torch.func, which has no error of its own
         raise AttackError(
             f"{name} works, but torch.func cannot vectorise it ({_short(error)}): name a factory that builds the same weights "
             "without that layer or operation"
@@ -87,7 +87,7 @@ def _probe(name: str, task: Task) -> None:
 
 
 def _short(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200]
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
 def fitted(seen: Observation, model: nn.Module) -> Observation:

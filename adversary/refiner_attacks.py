@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import torch
-from skimage.restoration import denoise_tv_chambolle
 from torch import Tensor
 
 from adversary.objectives import squared_l2
@@ -42,6 +41,8 @@ def cleaned(x: Tensor, alpha: float) -> Tensor:
 
     The weight of the smoothing is the standard deviation of what noise is left, alpha / (1 - alpha) / sqrt(12).
     """
+    from skimage.restoration import denoise_tv_chambolle  # brings scipy.stats: a second, for this one function
+
     # Not yet clamped: cutting off the noise below 0 would leave a mean that is too high.
     images = ((x - alpha / 2) / (1 - alpha)).flatten(0, -4)
     weight = alpha / (1 - alpha) / 12**0.5

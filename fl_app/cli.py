@@ -1,7 +1,8 @@
-"""`thorns`: run experiments, list what there is, fetch data."""
+"""`thorns`: its commands, of which `run` and `attack` are here, and how it says what is wrong."""
 
 import logging
 import os
+import shlex
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
@@ -12,9 +13,10 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
-from rich.table import Table
 
 from fl_app.cli_deploy import app as deploy_app
+from fl_app.cli_list import data_app, list_
+from fl_app.cli_options import Attacks, Classes, Config, InputShape, Mean, Model, Resume, Settings, Std
 from fl_app.cli_report import report
 from fl_app.cli_results import export, gate
 from fl_app.cli_sweep import compare, sweep
@@ -33,51 +35,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="How much of a client's data can a federated server rebuild, and what does a defense cost?",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and see where they are.")
-app.add_typer(data_app, name="data")
-app.add_typer(deploy_app, name="deploy")
-app.command()(sweep)
-app.command()(compare)
-app.command()(report)
-app.command()(gate)
-app.command()(export)
 console = Console()
 errors = Console(stderr=True)
 
 
-class Engine(StrEnum):
-    """Where clients run."""
+CHANGEABLE = ("rounds", "eval-every")
+"""The settings that a resumed run may change."""
+
+
+class Place(StrEnum):
+    """Where clients or attacks run."""
 
     inline = "inline"
     ray = "ray"
 
 
-class Workplace(StrEnum):
-    """Where attacks run."""
-
-    inline = "inline"
-    ray = "ray"
-
-
-class Kind(StrEnum):
-    """What can be listed."""
-
-    attacks = "attacks"
-    defenses = "defenses"
-    models = "models"
-    datasets = "datasets"
-    partitions = "partitions"
-    optimizers = "optimizers"
-    engines = "engines"
-    settings = "settings"
-
-
-@app.command()
 def run(
-    setting: Annotated[list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Change a setting.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Settings from a TOML file; -c comes on top.")] = None,
-    engine: Annotated[Engine, typer.Option(help="Where the clients run.")] = Engine.inline,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory.")] = None,
+    setting: Settings = None,
+    config: Config = None,
+    engine: Annotated[Place, typer.Option(help="Where the clients run.")] = Place.inline,
+    resume: Resume = None,
 ) -> None:
     """Run an experiment, or go on with one that was stopped."""
     from fl_app import engines
@@ -95,14 +72,18 @@ def experiment_of(setting: list[str] | None, config: Path | None, resume: Path |
     if resume is not None:
         if config is not None:
             raise ConfigError("--resume takes the settings of the run; leave out --config")
-        base: dict[str, Any] = RunDir.open(resume).experiment().run_config()
-        fixed = [key for key in changes if key not in ("rounds", "eval-every")]
+        run = RunDir.open(resume)
+        fixed = [key for key in changes if key not in CHANGEABLE]
         if fixed:
             raise ConfigError(
-                f"a resumed run keeps its settings; only rounds and eval-every can change, not {', '.join(fixed)}"
+                f"a resumed run keeps its settings; only {' and '.join(CHANGEABLE)} can change, not {', '.join(fixed)}"
             )
-        return from_run_config({**base, **changes, "run-dir": str(resume.resolve())})
-    base = read_toml(config) if config else Experiment().run_config()
+        experiment = from_run_config({**run.experiment().run_config(), **changes, "run-dir": str(resume.resolve())})
+        done = kept.server_round if (kept := run.load_checkpoint()) else 0
+        if done > experiment.rounds:
+            raise ConfigError(f"{resume} is at round {done} of {experiment.rounds}: add -c rounds=N, N above {done}")
+        return experiment
+    base: dict[str, Any] = read_toml(config) if config else Experiment().run_config()
     experiment = from_run_config({**base, **changes})
     path = Path(experiment.run_dir) if experiment.run_dir else new_path(experiment, Path("runs"))
     return experiment.changed(run_dir=str(path.resolve()))
@@ -117,7 +98,8 @@ def run_and_report(experiment: "Experiment", engine: str, start: "Start") -> Non
     scored = [line for line in finished.metrics() if "accuracy" in line]
     shown = os.path.relpath(finished.path)
     if watcher.interrupted:
-        console.print(f"Stopped after round {watcher.round}. Go on with: [bold]thorns run --resume {shown}[/bold]")
+        again = escape(shlex.join(["thorns", "run", "--resume", shown]))
+        console.print(f"Stopped after round {watcher.round}. Go on with: [bold]{again}[/bold]", soft_wrap=True)
         raise typer.Exit(130)
     if scored:
         last = scored[-1]
@@ -146,24 +128,23 @@ def run_and_report(experiment: "Experiment", engine: str, start: "Start") -> Non
         )
 
 
-@app.command()
 def attack(
     run_dir: Annotated[Path, typer.Argument(metavar="DIR", help="A run with captures (thorns run -c capture=1).")],
-    attacks: Annotated[list[str] | None, typer.Option("--attack", metavar="SPEC", help="An attack; may be repeated.")] = None,
+    attacks: Attacks = None,
     rounds: Annotated[str, typer.Option(help="Rounds to attack: all, 1, 1,3 or 1-5.")] = "all",
     clients: Annotated[str, typer.Option(help="Clients to attack: all or 0,2.")] = "all",
     grant: Annotated[list[str] | None, typer.Option(help="Grant the attacker: labels, defense, statistics, repeats.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="At most so many targets; 0: all.")] = 0,
-    worker: Annotated[Workplace, typer.Option(help="Where attacks run.")] = Workplace.inline,
+    worker: Annotated[Place, typer.Option(help="Where attacks run.")] = Place.inline,
     perceptual: Annotated[bool, typer.Option("--lpips/--no-lpips", help="Also score LPIPS.")] = True,
     judge: Annotated[Path | None, typer.Option(metavar="DIR", help="An undefended run whose model judges the guesses.")] = None,
     noise_ratio: Annotated[bool, typer.Option("--noise-ratio", help="Also score the share of noise in the guesses.")] = False,
     adaptive: Annotated[bool, typer.Option("--adaptive/--naive", help="Also the attacker who knows the defense.")] = True,
-    model: Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="Audit another app: the model in DIR.")] = None,
-    input_shape: Annotated[str, typer.Option(metavar="1,8,8", help="With --model: the shape of an input.")] = "",
-    classes: Annotated[int, typer.Option(min=2, help="With --model: the number of classes.")] = 10,
-    mean: Annotated[str, typer.Option(help="With --model: what the app subtracts from its inputs, by channel.")] = "",
-    std: Annotated[str, typer.Option(help="With --model: what it then divides them by.")] = "",
+    model: Model = None,
+    input_shape: InputShape = "",
+    classes: Classes = 10,
+    mean: Mean = "",
+    std: Std = "",
     defense: Annotated[str | None, typer.Option(metavar="SPEC", help="With --model: grant the clients' defense.")] = None,
 ) -> None:
     """Attack the captures of a run, score the guesses and show them; what is done already is not done again."""
@@ -205,7 +186,6 @@ def attack(
     )
 
 
-@app.command("train-evaluator")
 def train_evaluator(
     dataset: Annotated[str, typer.Option(help="Public images: photos (in scikit-image), or a data set.")] = "photos",
     clients: Annotated[str, typer.Option(help="The clients' data set: its shape is taken, its images never.")] = "mnist",
@@ -222,82 +202,6 @@ def train_evaluator(
     train(console, dataset, clients, part=part, split=split, width=width, steps=steps, seed=seed, paper=paper)
 
 
-@app.command("list")
-def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List what a setting can be, with its own settings and their defaults."""
-    import adversary
-    import client_defenses
-    from adversary.adaptive import PAIRS
-    from fl_app import engines, models, spec
-    from fl_app.config import Experiment
-    from fl_app.data import DATASETS
-    from fl_app.data.partitions import PARTITIONS
-    from strategies.optimizers import OPTIMIZERS
-
-    table = Table("name", "settings", "what it is", box=None, header_style="bold")
-    registries: dict[Kind, Any] = {
-        Kind.attacks: adversary.ATTACKS,
-        Kind.defenses: client_defenses.DEFENSES,
-        Kind.models: models.MODELS,
-        Kind.datasets: DATASETS,
-        Kind.partitions: PARTITIONS,
-        Kind.optimizers: OPTIMIZERS,
-    }
-    if kind is Kind.defenses:
-        table = Table("name", "what it is; its settings; what an attacker does who knows it", box=None, header_style="bold")
-        for name, factory in client_defenses.DEFENSES.items():
-            settings, words = spec.describe(factory)
-            lines = [words, f"[dim]{escape(settings)}[/dim]", f"[italic]attacker: {PAIRS[name].why}[/italic]"]
-            table.add_row(name, "\n".join(line for line in lines if line), end_section=True)
-    elif kind in registries:
-        for name, factory in registries[kind].items():
-            table.add_row(name, *spec.describe(factory))
-    elif kind is Kind.engines:
-        for name, text in engines.ENGINES.items():
-            table.add_row(name, "", text)
-    else:
-        for name, value in Experiment().run_config().items():
-            table.add_row(name, repr(value), Experiment.model_fields[name.replace("-", "_")].description)
-    console.print(table)
-
-
-@data_app.command("list")
-def data_list() -> None:
-    """List the data sets and which of them are on this machine."""
-    from fl_app import data, spec
-
-    table = Table("name", "here", "what it is", box=None, header_style="bold")
-    for name, factory in data.DATASETS.items():
-        needed = any(setting.required for setting in spec.settings_of(factory).values())
-        here = "-" if needed else ("yes" if data.cached_file(data.recipe_of(name)).exists() else "no")
-        table.add_row(name, here, spec.describe(factory)[1])
-    console.print(table)
-    console.print(f"Kept in {data.cache_dir()} (set THORNS_DATA to change it)", soft_wrap=True)
-
-
-@data_app.command("get")
-def data_get(names: Annotated[list[str], typer.Argument(help="Data sets, e.g. mnist or \"medmnist(kind='blood')\".")]) -> None:
-    """Fetch data sets from the first source that has them, and check them."""
-    from fl_app import data
-
-    for recipe in [data.recipe_of(name) for name in names]:
-        with console.status(f"{recipe.key} ..."):
-            path = data.fetch(recipe)
-        console.print(f"{recipe.key}: {path}", soft_wrap=True)
-
-
-@data_app.command("path")
-def data_path(name: Annotated[str, typer.Argument(help="A data set.")]) -> None:
-    """Say where a data set is kept, and where to put its files by hand."""
-    from fl_app import data
-
-    recipe = data.recipe_of(name)
-    path = data.cached_file(recipe)
-    console.print(str(path), soft_wrap=True)
-    if not path.exists():
-        errors.print(f"not there yet; files put into {data.cache_dir() / 'raw' / recipe.key} are used first", soft_wrap=True)
-
-
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and every log line.")] = False,
@@ -310,6 +214,15 @@ def options(
     os.environ["THORNS_DEBUG"] = "1" if debug else ""
 
 
+# In the order in which they are listed.
+for command in (run, attack, compare, sweep, report, gate, export):
+    app.command()(command)
+app.command("list")(list_)
+app.command("train-evaluator")(train_evaluator)
+app.add_typer(data_app, name="data")
+app.add_typer(deploy_app, name="deploy")
+
+
 def main() -> None:
     """Entry point: an error that a person can act on is one message and exit code 2, never a traceback."""
     try:
@@ -318,12 +231,10 @@ def main() -> None:
         if os.environ.get("THORNS_DEBUG"):
             raise
         cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ else error
-        errors.print(f"[bold red]error:[/bold red] {_plain(cause)}", soft_wrap=True, highlight=False)
+        errors.print(
+            f"[bold red]error:[/bold red] {escape(str(cause) or type(cause).__name__)}", soft_wrap=True, highlight=False
+        )
         raise SystemExit(2) from None
-
-
-def _plain(error: BaseException) -> str:
-    return escape(str(error) or type(error).__name__)
 
 
 if __name__ == "__main__":

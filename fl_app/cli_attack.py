@@ -13,21 +13,16 @@ from torch import nn
 import adversary
 from adversary.jobs import Key, Outcome
 from adversary.worker import make_worker
-from client_defenses.evaluator import Training
 from fl_app.assets import assets_of
 from fl_app.attacking import Session
 from fl_app.config import Experiment
-from fl_app.contest import Contender, informed_of, scored, sessions_of, worst
+from fl_app.contest import AT_ONCE, JUDGING, Contender, informed_of, scored, sessions_of, worst
 from fl_app.evaluators import ensure
 from fl_app.grants import knowledge_of, parse_grants
 from fl_app.local import Tensors
 from fl_app.runs import RunDir, RunError
 from fl_app.scoring.score import Summary
 from strategies.selection import select
-
-AT_ONCE = 64
-JUDGING = Training(seed=1)
-"""Not the network that refiner works against: its robust data may fool that one."""
 
 
 def attack_run(
@@ -59,6 +54,8 @@ def attack_run(
         for text in attacks:
             first = Session(run, text, granted, worker)
             keys = [key for key in first.captured() if key[0] in in_round and (key[1] == -1 or key[1] in of_client)]
+            if not keys:
+                raise RunError(f"{path} has {_spans(first.captured())}, none of --rounds {rounds} --clients {clients}")
             keys = keys[: limit or None]
             for key in keys[:1]:
                 knowledge_of(assets, granted, key, None)  # refuse a false grant before any work
@@ -89,6 +86,12 @@ def attack_run(
         raise typer.Exit(130) from None
     finally:
         worker.close()
+
+
+def _spans(captured: list[Key]) -> str:
+    """What there is, for somebody who asked for something else."""
+    rounds, clients = (sorted({key[part] for key in captured}) for part in (0, 1))
+    return f"captures of rounds {rounds[0]} to {rounds[-1]} and clients {clients[0]} to {clients[-1]}"
 
 
 def _judge(path: Path, experiment: Experiment) -> tuple[nn.Module, Tensors]:

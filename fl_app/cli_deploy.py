@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -106,16 +107,26 @@ def client(
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no key.")] = False,
     app: Annotated[str, typer.Option(metavar="MODULE:NAME", help="The installed ClientApp to run.")] = "fl_app.client_app:app",
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A private folder for what must survive a restart; default: one for each key below ~/.local/state/thorns.",
+        ),
+    ] = None,
 ) -> None:
     """Be one client until Ctrl-C or SIGTERM; runs what is installed here, never code that the server sends."""
     from flwr.common.config import parse_config_args
 
-    from fl_app.deploy.node import NodeSettings, run_node
+    from fl_app.deploy.connection import NodeSettings
+    from fl_app.deploy.node import run_node
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     logging.getLogger("flwr").propagate = False  # it has a handler of its own
-    run_node(NodeSettings(superlink, parse_config_args([node_config]), root_certificates, key, insecure, app))
+    if not sys.stderr.isatty():  # a log file gets one line for each message, however long
+        log.handlers, log.propagate = [logging.StreamHandler()], False
+    run_node(NodeSettings(superlink, parse_config_args([node_config]), root_certificates, key, insecure, app, state))
 
 
 @app.command("keys")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from fl_app.cli_options import Classes, InputShape, Mean, Model, Std
+
 if TYPE_CHECKING:
     from fl_app.gate import Limit, Verdict
 
@@ -64,11 +66,11 @@ def gate(
     cells: Annotated[list[str] | None, typer.Option("--cell", metavar="PATTERN", help="Of a sweep: only these cells.")] = None,
     worst: Annotated[bool, typer.Option("--worst", help="Judge the worst single target, not the mean.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole verdict as JSON.")] = False,
-    model: Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="Another app: its model.")] = None,
-    input_shape: Annotated[str, typer.Option(metavar="1,8,8", help="With --model: the shape of an input.")] = "",
-    classes: Annotated[int, typer.Option(min=2, help="With --model: the number of classes.")] = 10,
-    mean: Annotated[str, typer.Option(help="With --model: what the app subtracts from its inputs, by channel.")] = "",
-    std: Annotated[str, typer.Option(help="With --model: what it then divides them by.")] = "",
+    model: Model = None,
+    input_shape: InputShape = "",
+    classes: Classes = 10,
+    mean: Mean = "",
+    std: Std = "",
     defense: Annotated[str | None, typer.Option(metavar="SPEC", help="With --model: the clients' defense.")] = None,
     truth: Annotated[Path | None, typer.Option(metavar="FILE", help="With --model: what the clients used.")] = None,
 ) -> None:

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fl_app.cli_options import Attacks, Settings
+
 # Heavy modules are imported inside the commands, so that --help answers at once.
 
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where results go; a sweep that is there goes on.")]
@@ -27,8 +29,8 @@ def sweep(
 
 def compare(
     defenses: Annotated[list[str], typer.Argument(metavar="SPEC ...", help='Defenses, e.g. "prune(ratio={0.5,0.9})".')],
-    setting: Annotated[list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Change a setting.")] = None,
-    attack: Annotated[list[str] | None, typer.Option(metavar="SPEC", help="An attack; may be repeated.")] = None,
+    setting: Settings = None,
+    attack: Attacks = None,
     targets: Annotated[int, typer.Option(min=1, help="Clients of one example each that are attacked.")] = 8,
     seeds: Annotated[int, typer.Option(min=1, help="So many seeds, from 0 on.")] = 1,
     grant: Annotated[str, typer.Option(help="What attackers are told: labels, defense, statistics, repeats.")] = "",

@@ -14,8 +14,9 @@ from client_defenses import Memory
 from client_defenses.base import overrides
 from fl_app.assets import Assets, assets_of, on_device, use_threads
 from fl_app.config import Experiment, from_run_config
+from fl_app.deploy.state import ClientState, Kept
 from fl_app.local import Step, Tensors, local_update
-from fl_app.own_config import OwnConfig, Refused, own_assets, own_config
+from fl_app.own_config import STATE_DIR, OwnConfig, Refused, own_assets, own_config
 from fl_app.own_secret import secret_draws
 from fl_app.runs import RunDir
 from fl_app.seeds import derive
@@ -79,19 +80,33 @@ def memory_of(context: Context) -> Tensors:
     return to_tensors(record) if isinstance(record, ArrayRecord) else {}
 
 
-def remembered(context: Context, config: Request, experiment: Experiment, client: int) -> Tensors:
-    """What the defense remembers; after a resumption, what was on disk if this client was not asked since."""
-    if MEMORY not in context.state and isinstance(done := config.get("resumed-from"), int) and done > 0:
+def state_of(context: Context, experiment: Experiment, own: OwnConfig | None, client: int) -> ClientState | None:
+    """The client's state folder, if its node has one; simulations keep what they must in the run directory."""
+    folder = context.node_config.get(STATE_DIR)
+    return ClientState(Path(str(folder)), experiment, own, client, context.run_id) if folder else None
+
+
+def remembered(context: Context, config: Request, experiment: Experiment, client: int, folder: ClientState | None) -> Tensors:
+    """What the defense remembers; after a restart or a resumption, what was on disk if this client was not asked since."""
+    done = config.get("resumed-from")
+    done = done if isinstance(done, int) and done > 0 else 0
+    if folder is not None:
+        if ANSWERED not in context.state:
+            kept = folder.begin(done)
+            context.state[ANSWERED] = ConfigRecord({"last-round": kept.answered if kept else 0})
+            if kept and kept.memory:
+                context.state[MEMORY] = to_record(kept.memory)
+    elif MEMORY not in context.state and done:
         return RunDir.open(Path(experiment.run_dir)).load_memory(done, client)
     return memory_of(context)
 
 
-def recall(context: Context, config: Request, experiment: Experiment, client: int, server_round: int) -> Memory:
-    """What the defense of this client remembers, and its generator for this round."""
-    state = remembered(context, config, experiment, client)
-    memory = Memory.fresh(derive(experiment.seed, "defense", client, server_round))
-    memory.state = state
-    return memory
+def same(before: Tensors, after: Tensors) -> bool:
+    """Whether a memory is as it was."""
+    return before.keys() == after.keys() and all(
+        before[name] is value or (before[name].dtype == value.dtype and before[name].equal(value))
+        for name, value in after.items()
+    )
 
 
 def own_of(context: Context) -> OwnConfig | None:
@@ -143,12 +158,19 @@ def train(message: Message, context: Context) -> Message:
     use_threads(experiment.threads)
     own = own_of(context)
     assets = own_assets(own, experiment, client) if own else assets_of(experiment)
-    memory = recall(context, config, experiment, client, server_round)
+    folder = state_of(context, experiment, own, client)
+    before = remembered(context, config, experiment, client, folder)
+    memory = Memory.fresh(derive(experiment.seed, "defense", client, server_round))
+    memory.state = dict(before)
     params = to_tensors(arrays)
     if own:
         check_new(context, server_round)
         batch = dict(zip("xy", assets.batch(client, server_round), strict=True))
-        memory.rng = secret_draws(own, [config, context.run_config, context.node_config], [params, memory.state, batch])
+        # Neither where a run was resumed nor where state is kept goes into an update: a round that is asked for again after
+        # a resumption, with the same weights, is the same bytes again.
+        asked = {key: value for key, value in config.items() if key != "resumed-from"}
+        settings = {key: value for key, value in context.node_config.items() if key != STATE_DIR}
+        memory.rng = secret_draws(own, [asked, context.run_config, settings], [params, memory.state, batch])
     if assets.device != "cpu":
         params = on_device(params, assets.device)
     update, number = defended_update(assets, params, client, server_round, memory)
@@ -156,6 +178,8 @@ def train(message: Message, context: Context) -> Message:
         update, memory.state = on_device(update, "cpu"), on_device(memory.state, "cpu")
     if memory.state or MEMORY in context.state:
         context.state[MEMORY] = to_record(memory.state)
+    if folder is not None and (own or not same(before, memory.state)):
+        folder.write(Kept(context.run_id, server_round, server_round if own else 0, memory.state))
     reply = RecordDict({"arrays": to_record(update), "metrics": MetricRecord({"num-examples": number})})
     return Message(reply, reply_to=message)
 
@@ -173,11 +197,15 @@ def identify(message: Message, context: Context) -> Message:
 def save(message: Message, context: Context) -> Message:
     """Keep the defense's memory on this client's own disk, so that a run can be resumed."""
     experiment = from_run_config(context.run_config)
+    client = client_of(context)
     config: Request = dict(message.content.config_records["config"].items())
-    state = remembered(context, config, experiment, client_of(context))
-    if state:
+    folder = state_of(context, experiment, own_of(context), client)
+    state = remembered(context, config, experiment, client, folder)
+    server_round = config["server-round"]
+    if folder is not None:
+        folder.keep(server_round)
+    elif state:
         context.state[MEMORY] = to_record(state)  # the file that it came from may not outlive this checkpoint
-        server_round = config["server-round"]
         # Only into a run directory that is there: a path that a server makes up creates nothing.
-        RunDir.open(Path(experiment.run_dir)).save_memory(server_round, client_of(context), state)
+        RunDir.open(Path(experiment.run_dir)).save_memory(server_round, client, state)
     return Message(RecordDict(), reply_to=message)

@@ -66,6 +66,9 @@ class Experiment(BaseModel):
     local_optimizer: Literal["sgd", "adam"] = Field("sgd", description="what takes the local steps: 'sgd' or 'adam'")
     optimizer: str = Field("sgd(lr=0.05, momentum=0.9)", description="server optimiser, see `thorns list optimizers`")
     rounds: Count = Field(600, description="number of rounds")
+    round_timeout: Annotated[float, Field(gt=0)] = Field(
+        3600.0, description="seconds after which a round goes on without the clients that have not answered"
+    )
     eval_every: Count = Field(50, description="rounds between evaluations on the test set")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="decides every random draw")
     threads: Annotated[int, Field(ge=1, le=256)] = Field(

@@ -10,12 +10,18 @@ from torch import nn
 from adversary.adaptive import Informed, informed
 from adversary.jobs import Key
 from client_defenses import Chain, Defense
+from client_defenses.evaluator import Training
 from client_defenses.refiner import Refiner
 from fl_app.assets import Assets, assets_of
 from fl_app.attacking import Session
 from fl_app.grants import parse_grants
 from fl_app.local import Tensors
 from fl_app.scoring.attacks import Scoring
+
+AT_ONCE = 64
+"""Targets that are attacked together."""
+JUDGING = Training(seed=1)
+"""Not the network that refiner works against: its robust data may fool that one."""
 
 
 class Contender(NamedTuple):

@@ -28,7 +28,9 @@ from fl_app.config import Experiment
 from fl_app.data.splits import Splits
 
 log = logging.getLogger("thorns")
-FLOWERS_OWN = ("partition-id", "num-partitions")
+STATE_DIR = "state-dir"
+"""Where the node keeps its state: no setting of the client's protection, so it alone makes no own configuration."""
+NOT_OWN = ("partition-id", "num-partitions", STATE_DIR)
 
 
 class Refused(ValueError):
@@ -64,7 +66,7 @@ class OwnConfig(spec.Checked):
 
 def own_config(node_config: Mapping[str, Any]) -> OwnConfig | None:
     """The settings in a node's configuration; None if it has none, as in simulations."""
-    return _from_items(tuple(sorted((key, value) for key, value in node_config.items() if key not in FLOWERS_OWN)))
+    return _from_items(tuple(sorted((key, value) for key, value in node_config.items() if key not in NOT_OWN)))
 
 
 @lru_cache(maxsize=16)

@@ -86,7 +86,7 @@ class RunDir:
         path.mkdir(parents=True, exist_ok=True)
         run = cls(path)
         write_atomic(path / "environment.json", json.dumps(environment(), indent=1))
-        write_atomic(path / "experiment.toml", experiment.toml())
+        run.keep(experiment)
         return run
 
     @classmethod
@@ -96,8 +96,12 @@ class RunDir:
             raise RunError(f"{path} is not a run directory: it has no experiment.toml")
         return cls(path)
 
+    def keep(self, experiment: Experiment) -> None:
+        """Keep the settings; a resumed run may have more rounds than it was started with."""
+        write_atomic(self.path / "experiment.toml", experiment.toml())
+
     def experiment(self) -> Experiment:
-        """The settings that it was started with."""
+        """Its settings."""
         try:
             return from_run_config(read_toml(self.path / "experiment.toml"))
         except ConfigError as error:

@@ -22,6 +22,9 @@ from fl_app.scoring.utility import evaluate
 from fl_app.watcher import Watcher
 from fl_app.wire import to_record, to_tensors
 from strategies import Curious, FedDelta, FedSGD, Resumed, optimizers
+from strategies.roster import one_line
+
+log = logging.getLogger("thorns")
 
 CHECKPOINT_SECONDS = 30.0
 PULL_SECONDS = 0.002
@@ -94,9 +97,12 @@ class RoundEnd:
         """Have every client keep its memory, then keep the server's state: in that order a crash loses nothing."""
         request = RecordDict({"config": ConfigRecord({"server-round": server_round, "resumed-from": self.done})})
         nodes = self.strategy.roster.connected(self.grid).values()
-        for reply in self.grid.send_and_receive([Message(request, node, "query.save") for node in nodes], timeout=600):
-            if reply.has_error():
-                raise RunError(f"a client could not keep its state: {reply.error.reason}")
+        messages = [Message(request, node, "query.save") for node in nodes]
+        for reply in self.grid.send_and_receive(messages, timeout=min(600.0, self.assets.experiment.round_timeout)):
+            if reply.has_error():  # one client must not end the run of the others
+                client = self.strategy.roster.client_of.get(reply.metadata.src_node_id)
+                reason = one_line(reply.error.reason)
+                log.warning("round %d: client %s could not keep its state: %s", server_round, client, reason)
         self.run.save_checkpoint(Checkpoint(server_round, to_tensors(arrays), self.strategy.optimizer_state()))
         self.kept = time.monotonic()
 
@@ -143,6 +149,8 @@ def serve(grid: Grid, context: Context, watcher: Watcher, *, resume: bool = Fals
     path = Path(experiment.run_dir) if experiment.run_dir else new_path(experiment, Path("runs"))
     run = RunDir.open(path) if resume else RunDir.create(path, experiment)
     kept = run.load_checkpoint() if resume else None
+    if resume:
+        run.keep(experiment)  # it may have been made longer
     done = kept.server_round if kept else 0
     run.rewind(done if kept else -1)
     if kept:
@@ -163,6 +171,7 @@ def serve(grid: Grid, context: Context, watcher: Watcher, *, resume: bool = Fals
             grid,
             weights,
             num_rounds=experiment.rounds - done,
+            timeout=experiment.round_timeout,
             train_config=ConfigRecord({"resumed-from": done} if done else {}),
             evaluate_fn=RoundEnd(assets, fedsgd, grid, run, watcher, done),
         )
@@ -175,7 +184,6 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Entry point of `flwr run`; our log lines go where Flower's go."""
-    log = logging.getLogger("thorns")
     log.handlers, log.propagate = logging.getLogger("flwr").handlers, False
     log.setLevel(logging.INFO)
     if isinstance(grid, HttpGrid):

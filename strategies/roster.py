@@ -9,12 +9,15 @@ import time
 
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fl_app.seeds import generator
 
 log = logging.getLogger("thorns")
 IDENTIFY = "query.identify"
+AWAY = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
+"""Of a node that was killed or is slow: it may come back."""
 
 
 def one_line(text: object, most: int = 500) -> str:
@@ -67,6 +70,9 @@ class Roster:
         problems = {}
         for reply in grid.send_and_receive(questions, timeout=self.patience):
             node = reply.metadata.src_node_id
+            if reply.has_error() and reply.error.code in AWAY:
+                log.warning("node %d did not say which client it is; it is asked again: %s", node, one_line(reply.error.reason))
+                continue
             if reply.has_error():
                 problems[node] = f"node {node} cannot take part: {one_line(reply.error.reason)}"
                 continue

@@ -1,3 +1,4 @@
+import io
 import os
 import signal
 
@@ -10,7 +11,10 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 import numpy as np
 import pytest
 import torch
+import typer
 from PIL import Image
+from rich.console import Console
+from small_sweep import text_of
 
 from fl_app.config import Experiment
 
@@ -51,3 +55,45 @@ def small(pictures, tmp_path):
         eval_every=3,
         run_dir=str(tmp_path / "run"),
     )
+
+
+@pytest.fixture
+def grads(rng):
+    """A matrix that is not contiguous, a vector, a number and nothing."""
+    return {
+        "matrix": torch.randn(40, 30, generator=rng).t(),
+        "vector": 5 * torch.randn(101, generator=rng),
+        "number": torch.randn((), generator=rng),
+        "nothing": torch.zeros(0, 3),
+    }
+
+
+@pytest.fixture
+def file(pictures, tmp_path):
+    """Writes a sweep file into a folder of its own."""
+
+    def write(rounds=4, name="small"):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(text_of(pictures, seeds=[0], attack="idlg(iterations=2, restarts=1)", rounds=rounds))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def sweep(monkeypatch, tmp_path):
+    """Runs `thorns sweep` in this process, without its report; (exit code, what it said)."""
+    from fl_app.sweeps import command
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "_report", lambda *_: None)
+
+    def start(path, out=None, workers=1, dry_run=False):
+        told = io.StringIO()
+        try:
+            command.sweep(Console(file=told, width=200), path, out, workers, dry_run=dry_run)
+        except typer.Exit as end:
+            return end.exit_code, told.getvalue()
+        return 0, told.getvalue()
+
+    return start

@@ -16,8 +16,10 @@ from PIL import Image
 import client_defenses
 from client_defenses import Chain, Defense
 from client_defenses.base import overrides
+from client_defenses.evaluator import Evaluator, Facts, Training, build_network, save
 from fl_app.assets import assets_of
 from fl_app.client_app import app
+from fl_app.deploy.local import Local, run_local
 from fl_app.engines.inline import InlineGrid
 from fl_app.local import local_update
 from fl_app.models import parameters_of
@@ -35,6 +37,8 @@ DEFENSES = [
     "bido",
     "soteria(probes=4)",
     "latent_perturbation(noise='learned', pretrain_epochs=1)",
+    "refiner(iterations=2)",
+    "instahide",
 ]
 HOOKS = ("wrap_model", "on_start", "on_batch", "gradient", "transform", "on_gradient", "on_update")
 EXEMPT = ("captures", "checkpoint.safetensors", "clients")
@@ -130,6 +134,11 @@ def told_by(experiment, caplog, capfd):
 
 
 def planted_run(small, planted, defense):
+    if defense.startswith("refiner"):  # with a network that has learnt nothing
+        path = planted / "untrained.safetensors"
+        facts = Facts(shape=(3, 12, 12), training=Training(width=4))
+        save(Evaluator(build_network(facts.shape, 4), facts), path)
+        defense = defense.replace(")", f", evaluator='{path}')")
     return small.changed(
         dataset=f"imagefolder(path='{planted}', size=12)",
         defense=defense,
@@ -158,6 +167,18 @@ def test_a_run_tells_no_example_label_or_gradient(small, planted, defense, caplo
     assert "[ROUND 2/2]" in text  # the log was listened to
     assert "'num-examples': 8" in text  # and the replies
     assert found_in(text, canaries_of(experiment)) == []
+
+
+def test_the_processes_of_a_deployment_tell_none_to_their_logs(small, planted, tmp_path, monkeypatch):
+    monkeypatch.setenv("THORNS_DEBUG", "1")
+    experiment = planted_run(small, planted, "prune(ratio=0.5, memory=True)").changed(clients=1)
+    run_local(experiment, Watcher(), Local(logs=tmp_path / "logs"))
+    text = "\n".join((tmp_path / "logs" / f"{name}.log").read_text() for name in ("superlink", "client-0"))
+    assert "connected to" in text  # the client talks
+    assert "PushMessages" in text  # and the SuperLink
+    assert found_in(text, canaries_of(experiment)) == []
+    kept = list((tmp_path / "run" / "clients").glob("node-0/*/latest.safetensors"))
+    assert kept  # in the state folder alone, as it must
 
 
 def test_a_client_that_fails_tells_none_either(small, planted, caplog, capfd, monkeypatch):

@@ -1,11 +1,7 @@
 """The hook: it changes nothing, keeps what was sent and nothing else, and its troubles stay its own."""
 
-import errno
 import logging
-import os
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,12 +12,10 @@ from test_engines import StopAt, go, same, weights_of
 from test_fedsgd import RULE, SHAPES, good, make, tensors
 
 from adversary.captures import Captures
-from fl_app.config import ConfigError
 from fl_app.engines.inline import InlineGrid
 from fl_app.local import LocalRule
 from fl_app.wire import to_record, to_tensors
 from strategies import Curious, Resumed
-from strategies.selection import select
 
 DELTA = LocalRule(kind="delta", batch_size=4, steps=2, lr=0.1)
 
@@ -227,98 +221,3 @@ def test_a_resumed_run_captures_the_true_rounds(small, tmp_path):
         assert same(a.update, b.update)
         assert same(a.params, b.params)
     assert isinstance(Resumed(make(None)[0], 2).strategy, type(make(None)[0]))
-
-
-@pytest.mark.parametrize("when", ["write", "open", "mkdir"])
-def test_a_full_disk_costs_captures_and_nothing_else(small, tmp_path, monkeypatch, caplog, when):
-    plain = weights_of(go(small.changed(run_dir=str(tmp_path / "plain"))))
-    real, calls = getattr(os, when), []
-
-    def full(target, *rest, **named):
-        place = str(target) if when != "write" else os.readlink(f"/proc/self/fd/{target}")
-        if "captures" in place:
-            calls.append(place)
-            if 2 <= len(calls) <= 9:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(target, *rest, **named)
-
-    monkeypatch.setattr(os, when, full)
-    with caplog.at_level(logging.WARNING):
-        run = go(small.changed(capture="all", run_dir=str(tmp_path / "full")))
-    monkeypatch.undo()
-    assert same(weights_of(run), plain)
-    warnings = [record.message for record in caplog.records if "No space left" in record.message]
-    assert len(warnings) == 1
-    assert "captures/round-000" in warnings[0]
-    assert len(calls) > 9
-    seen = captures_of(run)
-    assert 0 < len(seen) < 18
-    assert {one.server_round for one in seen} >= {5, 6}
-    assert not [path for path in run.path.rglob("*") if path.name.endswith(".part")]
-
-
-LIMITED = """
-import logging, resource, sys
-from pathlib import Path
-from fl_app import engines
-from fl_app.config import from_run_config, read_toml
-from fl_app.watcher import Watcher
-experiment = from_run_config(read_toml(Path(sys.argv[1])))
-logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
-import strategies.curious
-engines.run(experiment, "inline", Watcher())
-"""
-
-
-def test_a_real_limit_on_files_leaves_nothing_half_written(small, tmp_path):
-    """The kernel itself refuses what is longer than the checkpoint: an update has a longer header than the weights."""
-    plain = go(small.changed(run_dir=str(tmp_path / "plain"), capture="1"))
-    model = plain.path / "captures" / "round-0001" / "model.safetensors"
-    limit = (model.stat().st_size + (model.parent / "client-00.safetensors").stat().st_size) // 2
-    limited = small.changed(run_dir=str(tmp_path / "limited"), capture="all", optimizer="sgd(lr=0.05)")
-    whole = go(limited.changed(run_dir=str(tmp_path / "whole"), capture="none"))
-    (tmp_path / "settings.toml").write_text(limited.toml())
-    command = [sys.executable, "-c", LIMITED, str(tmp_path / "settings.toml"), str(limit)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("File too large") == 1
-    assert "client-00.safetensors" in done.stdout
-    captures = tmp_path / "limited" / "captures"
-    assert {path.name for path in captures.rglob("*") if path.is_file()} == {"model.safetensors"}
-    assert same(weights_of(whole), weights_of(type(whole)(tmp_path / "limited")))
-
-
-@pytest.mark.parametrize(
-    ("text", "chosen"),
-    [("all", range(1, 10)), ("none", []), ("1", [1]), (" 1, 3 ", [1, 3]), ("1-3,7", [1, 2, 3, 7]), ("ALL", range(1, 10))],
-)
-def test_selections(text, chosen):
-    selection = select(text, 1, "rounds")
-    assert [number for number in range(1, 10) if number in selection] == list(chosen)
-
-
-@pytest.mark.parametrize(
-    ("settings", "hint"),
-    [
-        ({"capture": "sometimes"}, "does not select rounds"),
-        ({"capture": "0"}, "numbers from 1 on"),
-        ({"capture": "5-1"}, "does not select"),
-        ({"capture": "1,,2"}, "does not select"),
-        ({"capture": ""}, "does not select"),
-        ({"capture": "1-999999999"}, "names round 7, but rounds=6"),
-        ({"capture_clients": "0,3"}, "names client 3, the last is 2"),
-        ({"capture_clients": "none"}, "capture='none'"),
-        ({"capture": "all", "visibility": "aggregate", "capture_clients": "0"}, "shows no single clients"),
-        ({"capture": "all", "visibility": "aggregate", "weighting": "equal"}, "weighting='examples'"),
-        ({"visibility": "partial"}, "individual"),
-    ],
-    ids=str,
-)
-def test_nonsense_is_refused_before_anything_runs(small, settings, hint):
-    with pytest.raises(ConfigError, match=hint):
-        small.changed(**settings)
-
-
-def test_a_number_on_the_command_line_selects(small):
-    assert small.changed(capture=2, capture_clients=0).capture == "2"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import contextmanager
 
 from test_cli import THORNS, settings_of
 from test_engines import same, weights_of
@@ -39,26 +40,32 @@ def rounds_in(path):
     return [json.loads(line)["round"] for line in lines if line.endswith("}")]
 
 
+@contextmanager
+def deploy_local(experiment, folder, mark):
+    """`thorns deploy local` in a folder, once it has finished some rounds; its output is collected by `communicate`."""
+    env = {**os.environ, MARK: mark, "COLUMNS": "200", "NO_COLOR": "1", "TMPDIR": str(folder)}
+    command = [*THORNS, "deploy", "local", *settings_of(experiment), "-c", "run-dir=out", "--logs", "logs"]
+    metrics = folder / "out" / "metrics.jsonl"
+    with subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as thorns:
+        try:
+            deadline = time.monotonic() + 280
+            while max(rounds_in(metrics), default=0) < 3 and thorns.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+            yield thorns
+        finally:
+            if thorns.poll() is None:
+                thorns.send_signal(signal.SIGINT)
+
+
 def test_real_clients_give_the_weights_of_inline_and_ctrl_c_leaves_nothing(small, tmp_path):
     experiment = small.changed(
         clients=2, rounds=500, eval_every=100, capture="1-2", defense="dp_gaussian(scale=0.01) + prune(ratio=0.5)"
     )
     mark = uuid.uuid4().hex
-    env = {**os.environ, MARK: mark, "COLUMNS": "200", "NO_COLOR": "1", "TMPDIR": str(tmp_path)}
-    command = [*THORNS, "deploy", "local", *settings_of(experiment), "-c", "run-dir=out", "--logs", "logs"]
-    metrics = tmp_path / "out" / "metrics.jsonl"
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as thorns:
-        try:
-            deadline = time.monotonic() + 280
-            while max(rounds_in(metrics), default=0) < 3 and thorns.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.1)
-            running = marked(mark)
-            assert len(running) == 4 or thorns.poll() is not None  # the command, a SuperLink, two SuperNodes
-        finally:
-            thorns.send_signal(signal.SIGINT)
-            output, _ = thorns.communicate(timeout=120)
+    with deploy_local(experiment, tmp_path, mark) as thorns:
+        assert len(marked(mark)) == 4 or thorns.poll() is not None  # the command, a SuperLink, two SuperNodes
+        thorns.send_signal(signal.SIGINT)
+        output, _ = thorns.communicate(timeout=120)
     assert thorns.returncode == 130, output
     assert "TLS and node keys" in output
     assert "thorns run --resume out" in output
@@ -77,6 +84,17 @@ def test_real_clients_give_the_weights_of_inline_and_ctrl_c_leaves_nothing(small
     assert all(same(a.update, b.update) for a, b in zip(*seen, strict=True))
 
 
+def test_sigterm_ends_all_that_was_started(small, tmp_path):
+    mark = uuid.uuid4().hex
+    with deploy_local(small.changed(clients=1, rounds=100000), tmp_path, mark) as thorns:
+        thorns.send_signal(signal.SIGTERM)
+        output, _ = thorns.communicate(timeout=120)
+    assert thorns.returncode == 128 + signal.SIGTERM, output
+    assert "Traceback" not in output
+    assert marked(mark) == []
+    assert not list(tmp_path.glob("thorns-deploy-*"))
+
+
 def test_help_answers_without_heavy_imports():
     code = "import sys; import fl_app.cli; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
@@ -87,6 +105,6 @@ def test_a_client_whose_server_is_away_stops_when_told_to(tmp_path):
     command = [*THORNS, "deploy", "client", "--superlink", f"127.0.0.1:{free_port()}", "--node-config", "partition-id=0"]
     command += ["--root-certificates", str(files.authority), "--key", str(make_node_key(tmp_path, 0))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as client:
-        assert any("retrying" in line for line in client.stdout)  # it waits for the server
+        assert any("waiting for it" in line for line in client.stdout)  # it waits for the server
         client.send_signal(signal.SIGTERM)
         assert client.wait(timeout=60) == 128 + signal.SIGTERM

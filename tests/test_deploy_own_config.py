@@ -2,7 +2,8 @@
 
 import pytest
 
-from fl_app.deploy.node import NodeSettings, run_node
+from fl_app.deploy.connection import NodeSettings
+from fl_app.deploy.node import run_node
 from fl_app.spec import SpecError
 
 

@@ -1,35 +1,22 @@
-"""Latent perturbation: the printed loss, both sides of the game, what is learnt before the rounds, and what never leaves."""
+"""Latent perturbation: the printed loss, both sides of the game, and what is learnt before the rounds."""
 
 from itertools import pairwise
 
 import pytest
 import torch
-from flwr.app import RecordDict
 from scipy import stats
-from torch import nn
-from torch.func import functional_call, vmap
+from test_engines import same
 from torch.nn import functional as F
 
-import adversary
-from adversary.base import Knowledge, Observation, Task
-from adversary.captures import Captures
-from adversary.latent_attack import informed_model, with_mean_noise
 from client_defenses import Memory, build
-from client_defenses.cut import cut_layer, passed
+from client_defenses.cut import passed
 from client_defenses.decoder import Decoder, correlation, improve, pearson, start
 from client_defenses.latent_perturbation import LatentPerturbation
-from fl_app import engines, models
-from fl_app.assets import assets_of
-from fl_app.client_app import MEMORY, app, memory_of
-from fl_app.engines.inline import InlineGrid
+from fl_app import models
 from fl_app.local import LocalRule, Step, local_update
-from fl_app.server_app import build_strategy
-from fl_app.spec import SpecError
-from fl_app.watcher import Watcher
 from fl_app.wire import to_record, to_tensors
 
 SHAPE = (1, 12, 12)
-NORMALIZE = ([0.3], [0.5])
 
 
 def step_of(text, rng, shape=SHAPE, examples=6):
@@ -41,10 +28,6 @@ def step_of(text, rng, shape=SHAPE, examples=6):
 @pytest.fixture
 def step(rng):
     return step_of("lenet", rng)
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def decoder_in(memory):
@@ -207,206 +190,3 @@ def test_learning_lowers_noise_that_only_hurts(rng):
     memory = Memory.fresh(0)
     defense.on_start(step, memory)
     assert memory.state["noise/sigma"].mean() < 0.95
-
-
-TINY = {
-    "defense": "latent_perturbation(noise='learned', pretrain_epochs=1, pretrain_batch=8)",
-    "update": "delta",
-    "local_steps": 5,
-    "local_examples": 4,
-    "local_lr": 0.01,
-    "local_optimizer": "adam",
-    "optimizer": "sgd(lr=1.0)",
-}
-
-
-@pytest.mark.parametrize("update", ["delta", "gradient"])
-def test_decoder_and_noise_never_leave_the_client(update, small):
-    """Every record of every reply, name by name and byte by byte, and what the server captured of them."""
-    plain = {"update": "gradient", "local_steps": 1, "local_examples": 0, "local_optimizer": "sgd"}
-    experiment = small.changed(**{**TINY, **(plain if update == "gradient" else {})}, rounds=2, capture="all")
-    grid = InlineGrid(app, experiment.clients, experiment.run_config())
-    strategy, params = build_strategy(experiment), parameters_of(experiment)
-    for server_round in (1, 2):
-        replies = list(grid.send_and_receive(strategy.configure_train(server_round, to_record(params), RecordDict(), grid)))
-        assert len(replies) == experiment.clients
-        for reply in replies:
-            assert set(reply.content) == {"arrays", "metrics"}
-            assert dict(reply.content["metrics"]) == {"num-examples": experiment.batch_size}
-            sent = to_tensors(reply.content["arrays"])
-            assert {name: value.shape for name, value in sent.items()} == {k: v.shape for k, v in params.items()}
-            private = memory_of(grid.contexts[reply.metadata.src_node_id])
-            assert {name.partition("/")[0] for name in private} == {"decoder", "noise"}
-            message = b"".join(array.data for array in reply.content["arrays"].values())
-            weights = sum(value.numel() * value.element_size() for value in params.values())
-            assert len(message) < weights + 200 * len(params)  # the numbers of the model and a header each
-            for value in private.values():
-                if value.numel() > 3 and value.unique().numel() > 3:
-                    assert value.numpy().tobytes() not in message
-    run = engines.run(experiment, "inline", Watcher())
-    seen, failed = Captures(run.path / "captures").read_all()
-    assert len(seen) == 2 * experiment.clients
-    assert not failed
-    for one in seen:
-        assert one.update.keys() == params.keys()
-        assert one.params.keys() == params.keys()
-    assert run.load_checkpoint().weights.keys() == params.keys()
-
-
-def parameters_of(experiment):
-    return models.parameters_of(assets_of(experiment).model)
-
-
-class StopAt(Watcher):
-    """Stops after a round."""
-
-    def __init__(self, at):
-        self.at, self.now = at, 0
-
-    def on_round(self, line):
-        self.now = line["round"]
-
-    def stop_requested(self):
-        return self.now >= self.at
-
-
-def test_a_stopped_run_resumes_to_the_same_weights_and_learns_its_noise_once(small, tmp_path, monkeypatch):
-    calls = []
-    learn = LatentPerturbation.on_start
-    monkeypatch.setattr(
-        LatentPerturbation, "on_start", lambda self, step, memory: (calls.append(len(step.x)), learn(self, step, memory))
-    )
-    experiment = small.changed(**TINY, clients=4, fraction=0.5, rounds=4)
-    whole = engines.run(experiment.changed(run_dir=str(tmp_path / "whole")), "inline", Watcher())
-    assert calls == [30] * len(calls)  # all that a client owns
-    assert 2 <= len(calls) <= 4  # once for each client that was asked
-    broken = experiment.changed(run_dir=str(tmp_path / "broken"))
-    engines.run(broken, "inline", StopAt(2))
-    resumed = engines.run(broken, "inline", Watcher(), resume=True)
-    assert len(calls) % 2 == 0  # as often in both
-    assert same(whole.load_checkpoint().weights, resumed.load_checkpoint().weights)
-    asked = [client for client in range(4) if resumed.load_memory(4, client)]  # those asked after the stop
-    assert asked
-    for client in asked:
-        assert same(whole.load_memory(4, client), resumed.load_memory(4, client))
-
-
-def test_other_defenses_are_asked_nothing_at_the_start(small):
-    grid = InlineGrid(app, 3, small.run_config())
-    message = build_strategy(small).configure_train(1, to_record(parameters_of(small)), RecordDict(), grid)
-    list(grid.send_and_receive(message))
-    assert all(MEMORY not in context.state for context in grid.contexts.values())
-
-
-@pytest.mark.parametrize(("shape", "latent", "last"), [((3, 32, 32), 10, 4), ((3, 28, 28), 9, 2), ((1, 28, 28), 9, 2)], ids=str)
-def test_table_one(shape, latent, last, rng):
-    model = models.build("latent_net", shape, 10)
-    convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
-    assert [layer.out_channels for layer in convolutions] == [64, 128, 128] + [256] * 6
-    assert all(layer.kernel_size == (3, 3) and layer.stride == (1, 1) for layer in convolutions)
-    assert not any(isinstance(layer, nn.modules.batchnorm._NormBase) for layer in model.modules())
-    assert (model.predictor.fc.in_features, model.predictor.fc.out_features) == (2304, 10)
-    widths = [shape[0], 64, 128, 128] + [256] * 6
-    expected = sum(9 * a * b + b for a, b in pairwise(widths)) + 2304 * 10 + 10
-    assert sum(value.numel() for value in model.parameters()) == expected
-    kinds = [type(layer).__name__ for layer in model.encoder]
-    assert kinds == ["Conv2d", "ReLU"] * 6 + ["MaxPool2d"] + ["Conv2d", "ReLU"] * 3
-    x = torch.rand(1, *shape, generator=rng)
-    assert model.encoder(x).shape == (1, 256, latent, latent)
-    assert model(x).shape == (1, 10)
-    decoder = Decoder((256, latent, latent), shape)
-    layers = [layer for layer in decoder.modules() if isinstance(layer, nn.ConvTranspose2d)]
-    assert [(one.out_channels, one.kernel_size[0], one.stride[0]) for one in layers] == [
-        (256, 3, 1),
-        (256, 4, 1),
-        (shape[0], last, 2),
-    ]
-    assert decoder(model.encoder(x)).shape == (1, *shape)
-    assert cut_layer(model, models.parameters_of(model), x) == "encoder"
-
-
-@pytest.mark.parametrize("latent", [(3, 1, 1), (4, 2, 5), (2, 9, 10), (2, 12, 12), (2, 20, 15), (7,), (3, 4)], ids=str)
-def test_a_decoder_fits_any_latent(latent, rng):
-    assert Decoder(latent, (2, 12, 13))(torch.rand(2, *latent, generator=rng)).shape == (2, 2, 12, 13)
-
-
-@pytest.mark.parametrize(
-    ("text", "layer"),
-    [
-        ("latent_net(width=2)", "encoder"),
-        ("lenet", "act3"),
-        ("lenet5", "act2"),
-        ("resnet10", "layer4"),
-        ("convnet(width=2)", "act8"),
-        ("vit(dim=6, depth=2, patch=6)", "norm"),
-    ],
-)
-def test_where_our_models_are_cut(text, layer, rng):
-    step = step_of(text, rng, (1, 18, 18), 3)
-    assert cut_layer(step.model, step.params, step.x) == f"net.{layer}"
-    auto = LatentPerturbation().protect(step, Memory.fresh(0))
-    assert all(value.isfinite().all() for value in auto.values())
-    assert same(auto, LatentPerturbation(layer=layer).protect(step, Memory.fresh(0)))
-    assert not any(module._forward_hooks for module in step.model.modules())
-
-
-def test_layers_that_cannot_be_cut_are_refused(step, rng):
-    with pytest.raises(SpecError, match=r"no layer 'act9'; .*valid: auto, net, net.act1, net.act2, net.act3, net.conv1"):
-        LatentPerturbation(layer="act9").protect(step, Memory.fresh(0))
-    with pytest.raises(SpecError, match="no hidden layer"):
-        LatentPerturbation().protect(step_of("linear", rng), Memory.fresh(0))
-    with pytest.raises(SpecError, match="runs 2 times"):
-        LatentPerturbation(layer="layer1.0.relu").protect(step_of("resnet10", rng), Memory.fresh(0))
-    with pytest.raises(SpecError, match="integers"):
-        LatentPerturbation().protect(step._replace(x=torch.ones(2, 1, 12, 12, dtype=torch.int64)), Memory.fresh(0))
-    with pytest.raises(SpecError, match="at least 9 x 9"):
-        models.build("latent_net", (3, 8, 32), 10)
-    vectors = nn.Sequential(nn.Flatten(), nn.Linear(144, 7), nn.Tanh(), nn.Linear(7, 5))
-    some = step._replace(params=models.parameters_of(vectors), model=vectors)
-    assert cut_layer(vectors, some.params, some.x) == "2"
-    act = nn.Sigmoid()
-    shared = nn.Sequential(nn.Conv2d(1, 2, 3), act, nn.Conv2d(2, 2, 3), act, nn.Flatten(), nn.Linear(128, 5))
-    assert cut_layer(shared, models.parameters_of(shared), step.x) == "2"  # what runs twice is no latent
-    assert all(value.isfinite().all() for value in LatentPerturbation().protect(some, Memory.fresh(0)).values())
-
-
-def test_who_knows_the_noise_matches_at_its_mean(step):
-    sent = LatentPerturbation(alpha=0.0, mu=0.7, sigma=0.0).protect(step, Memory.fresh(0))
-    task = Task(step.model, SHAPE, 5)
-    informed = informed_model(task, "prune(ratio=0.1) + latent_perturbation(mu=0.7)")
-    assert models.parameters_of(informed).keys() == step.params.keys()
-    assert hasattr(informed, "normalize")
-    found = step._replace(model=informed).differentiable_gradient()
-    naive = step.differentiable_gradient()
-    for name, value in sent.items():
-        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-4)
-    assert (naive["net.fc.weight"] - sent["net.fc.weight"]).norm() > 0.1 * sent["net.fc.weight"].norm()
-    assert not any(module._forward_hooks for module in step.model.modules())
-    mu = torch.arange(108.0).view(12, 3, 3) / 100
-    moved = with_mean_noise(step.model, "act3", mu, SHAPE)
-    logits, _ = passed(step.model, step.params, step.x, "net.act3", lambda z: z + mu)
-    many = vmap(lambda x: functional_call(moved, step.params, (x,)))(step.x[None].expand(2, -1, -1, -1, -1))
-    torch.testing.assert_close(many, logits.expand(2, -1, -1))
-    assert informed_model(task, "prune + none") is step.model
-
-
-def test_the_mean_of_the_noise_hides_nothing_from_who_knows_it(rng):
-    step, defense = step_of("lenet", rng), "latent_perturbation(mu=1.0, sigma=0.02)"
-    seen = [
-        Observation(
-            params=step.params,
-            update=build(defense).protect(step._replace(x=step.x[i : i + 1], y=step.y[i : i + 1]), Memory.fresh(i)),
-            rule=LocalRule(batch_size=1),
-            num_examples=1,
-            server_round=1,
-            client=i,
-            knowledge=Knowledge(labels=step.y[i : i + 1], defense=defense),
-        )
-        for i in range(3)
-    ]
-    task, attack = Task(step.model, SHAPE, 5), adversary.build("cosine_lbfgs(labels='given', tv=0.0, iterations=150)")
-    errors = []
-    for model in (task.model, informed_model(task, defense)):
-        guess = attack(seen, Task(model, SHAPE, 5), torch.Generator().manual_seed(0))
-        errors.append((guess.x[:, 0] - step.x[:3]).square().mean().item())
-    assert errors[1] < 0.5 * errors[0]

@@ -6,7 +6,7 @@ import os
 import shutil
 
 import pytest
-from test_report import make_sweep
+from small_study import make_sweep
 
 from fl_app.config import Experiment
 from fl_app.report import write_report

@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from small_sweep import FILE, text_of
 
 from fl_app.config import ConfigError
 from fl_app.runs import RunError
@@ -13,32 +14,13 @@ from fl_app.sweeps.file import sweep_of
 from fl_app.sweeps.grid import GridError, choices, values_of
 from fl_app.sweeps.plan import make_plan
 
-FILE = """
-title = "A small one"
-seeds = [0, 1]
-attacks = ["idlg(iterations=2)"]
-[run]
-dataset = "{dataset}"
-model = "lenet"
-clients = 2
-batch-size = 4
-rounds = 3
-defense = ["none", "prune(ratio={{0.5,0.9}})"]
-[targets]
-clients = 3
-client-examples = 1
-batch-size = 1
-rounds = 1
-capture = "1"
-"""
-
 
 @pytest.fixture
 def plan(pictures, tmp_path):
-    """Makes a plan of the file above, with changes given as (old text, new text)."""
+    """Makes a plan of the small sweep, with changes given as (old text, new text)."""
 
     def make(*changes):
-        text = FILE.format(dataset=f"imagefolder(path='{pictures}', size=12)")
+        text = text_of(pictures, seeds=[0, 1], attack="idlg(iterations=2)", rounds=3)
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)

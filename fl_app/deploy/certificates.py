@@ -2,6 +2,7 @@
 
 import os
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -107,6 +108,11 @@ def read_public_key(path: Path) -> bytes:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError(f"{path} is not an elliptic-curve key; make one with `thorns deploy keys`")
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """A short name of a key, the same wherever its file lies."""
+    return sha256(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)).hexdigest()[:20]
 
 
 def _name(text: str) -> x509.Name:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -14,12 +15,17 @@ from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SubStatus
 from flwr.common.serde import context_from_proto, fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
 from flwr.serverapp import Grid
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
@@ -84,8 +90,9 @@ class Link:
         token = self._acquire(seconds)
         grid = HttpGrid(self.http_address, self.certificates is None, self._authority(), token=token)
         grid._retry_invoker.max_time = OUTAGE_SECONDS
+        grid._retry_invoker.should_giveup = _gives_up
         client = grid._runtime_client
-        heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+        heartbeat = HeartbeatSender(partial(_beat, client))
         heartbeat.start()
         status, details = SubStatus.FAILED, "the ServerApp ended before its time"
         try:
@@ -95,9 +102,14 @@ class Link:
             grid.set_run(run_from_proto(given.run))
             yield grid, context_from_proto(given.context)
             status, details = SubStatus.COMPLETED, ""
-        except httpx.TransportError as error:
+        except httpx.HTTPError as error:
             details = str(error)
-            raise RuntimeError(f"the SuperLink at {self.http_address} did not answer for {OUTAGE_SECONDS:.0f} s") from None
+            if isinstance(error, httpx.HTTPStatusError):
+                why = f"does not know this run (status {error.response.status_code}): it was restarted without its database, or"
+                why += " the run was stopped there"
+            else:
+                why = f"did not answer for {OUTAGE_SECONDS:.0f} s"
+            raise RuntimeError(f"the SuperLink at {self.http_address} {why}; --resume goes on with what is kept") from None
         except Exception as error:
             details = f"{type(error).__name__}: {error}"
             raise
@@ -144,6 +156,19 @@ class Link:
 
     def _authority(self) -> bytes | None:
         return self.certificates.authority.read_bytes() if self.certificates else None
+
+
+def _gives_up(error: Exception) -> bool:
+    """Whether to stop trying: a server that answers and says no will say no again. Flower would press Ctrl-C for us."""
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (503, 504)
+
+
+def _beat(client: RuntimeHttpClient) -> bool:
+    """Say that the server of a run is alive; a SuperLink that does not listen is noticed by the run itself."""
+    try:
+        return bool(client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success)
+    except httpx.HTTPError:
+        return False
 
 
 def bundle(run_config: dict[str, Value], client_app: str = CLIENT_APP) -> bytes:

@@ -1,12 +1,13 @@
 """A SuperLink and a run on it: with a SuperNode process for each client on this machine, or for clients elsewhere."""
 
 import logging
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flwr.app import Context
@@ -45,13 +46,16 @@ class Local:
     """Where the processes write; None: a folder that goes with the deployment."""
     database: Path | None = None
     """Where the SuperLink keeps its state, to survive a restart; None: in memory, which is faster."""
+    own: Mapping[int, str] = field(default_factory=dict)
+    """What some clients decide themselves: client -> settings of its node config."""
 
 
 class Deployment:
     """A SuperLink and SuperNodes on loopback, with certificates and keys of their own."""
 
-    def __init__(self, how: Local, clients: int, folder: Path, processes: Processes) -> None:
+    def __init__(self, how: Local, clients: int, folder: Path, processes: Processes, states: Path | None = None) -> None:
         self.how, self.clients, self.processes = how, clients, processes
+        self.states = states or folder / "states"
         certificates = None if how.insecure else make_certificates(folder)
         self.keys = [] if how.insecure else [make_node_key(folder, client) for client in range(clients)]
         secret = make_secret(folder / "secret")
@@ -64,12 +68,14 @@ class Deployment:
 
     def start_node(self, client: int) -> None:
         """Start the SuperNode of a client."""
-        config = f"partition-id={client} num-partitions={self.clients}"
+        config = f"partition-id={client} num-partitions={self.clients} {self.how.own.get(client, '')}".strip()
         if self.how.stock:
             command = [program("flower-supernode"), "--grpc-rere", "--port", str(free_port()), "--host", "127.0.0.1"]
             key = ["--auth-supernode-private-key"]
         else:
-            command = [sys.executable, "-m", "fl_app.cli", "deploy", "client", "--app", self.how.client_app]
+            debug = ["--debug"] if os.environ.get("THORNS_DEBUG") else []
+            command = [sys.executable, "-m", "fl_app.cli", *debug, "deploy", "client", "--app", self.how.client_app]
+            command += ["--state", str(self.states / f"node-{client}")]
             key = ["--key"]
         command += ["--superlink", self.link.fleet, "--node-config", config]
         if self.link.certificates is None:
@@ -89,10 +95,10 @@ def _processes(logs: Path | None) -> Iterator[tuple[Path, Processes]]:
 
 
 @contextmanager
-def deployment(how: Local, clients: int) -> Iterator[Deployment]:
+def deployment(how: Local, clients: int, states: Path | None = None) -> Iterator[Deployment]:
     """Start a SuperLink and a SuperNode for each client; stop exactly these when the block ends."""
     with _processes(how.logs) as (folder, processes):
-        running = Deployment(how, clients, folder, processes)
+        running = Deployment(how, clients, folder, processes, states)
         running.start_link()
         running.link.register([key.with_suffix(".pub") for key in running.keys])
         for client in range(clients):
@@ -114,9 +120,10 @@ def wait_for_nodes(grid: Grid, clients: int, processes: Processes, seconds: floa
         time.sleep(0.2)
 
 
-def _serve(
+def serve_on(
     link: Link, processes: Processes, experiment: Experiment, watcher: Watcher, patience: float | None, resume: bool, wrap: Wrap
 ) -> RunDir:
+    """Run an experiment, or go on with one, on a SuperLink where a run was started; waits until all clients are connected."""
     from fl_app.server_app import serve
 
     with link.serverapp() as (grid, given):
@@ -131,9 +138,11 @@ def run_local(
     """Deploy on this machine, run an experiment, stop what was started; `wrap` lets a benchmark time the grid."""
     wrap = wrap or ((lambda grid: grid) if how.stock else AdaptiveGrid)
     patience = 120.0 + 10.0 * experiment.clients  # each node imports torch, and they share the cores
-    with deployment(how, experiment.clients) as running:
+    # In the run directory, to be there when the run is resumed, by whichever engine.
+    states = Path(experiment.run_dir) / "clients" if experiment.run_dir else None
+    with deployment(how, experiment.clients, states) as running:
         running.link.start_run(experiment.run_config(), how.client_app)
-        return _serve(running.link, running.processes, experiment, watcher, patience, resume, wrap)
+        return serve_on(running.link, running.processes, experiment, watcher, patience, resume, wrap)
 
 
 def run_server(
@@ -153,4 +162,4 @@ def run_server(
         processes.wait_for_port(link.http_port)
         link.register(public_keys)
         link.start_run(experiment.run_config())
-        return _serve(link, processes, experiment, watcher, None, resume, AdaptiveGrid)
+        return serve_on(link, processes, experiment, watcher, None, resume, AdaptiveGrid)

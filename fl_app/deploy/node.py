@@ -7,22 +7,16 @@ a server sends: of the app bundle it reads the run's settings, nothing else. Wha
 
 import importlib
 import logging
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
+import grpc  # type: ignore[import-untyped]
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.client.grpc_rere_client.connection import grpc_request_response
 from flwr.clientapp import ClientApp
 from flwr.common.config import get_fused_config_from_fab
 from flwr.common.constant import ErrorCode
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -30,49 +24,22 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects, push_objects
-from flwr.supercore.retry import make_simple_grpc_retry_invoker
-from flwr.supercore.run import Run, RunNotRunningException
+from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 
 from fl_app.config import Value
 from fl_app.deploy.certificates import read_node_key
+from fl_app.deploy.connection import Connection, NoBanner, NodeSettings, connected, reason, try_again, words
+from fl_app.deploy.door import check_door
 from fl_app.deploy.packing import announce, pack_content, unpack_message
 from fl_app.deploy.polling import Backoff
-from fl_app.own_config import own_config
+from fl_app.deploy.presence import AWAY_SECONDS, Presence
+from fl_app.deploy.state import check_private
+from fl_app.own_config import STATE_DIR, own_config
 
 log = logging.getLogger("thorns")
-TRIES, MOST_TRIES = "THORNS_CLIENT_TRIES", 4
 KEPT_RUNS = 8
 """Runs whose state a node remembers."""
-
-
-@dataclass(frozen=True)
-class NodeSettings:
-    """What an operator decides about one client: where the server is, who the client is, and what it runs."""
-
-    superlink: str
-    node_config: dict[str, Value]
-    root_certificates: Path | None = None
-    key: Path | None = None
-    insecure: bool = False
-    app: str = "fl_app.client_app:app"
-
-    def __post_init__(self) -> None:
-        if self.insecure and (self.key or self.root_certificates):
-            raise ValueError("--insecure sends everything in the clear: leave out the key and the certificates, or --insecure")
-
-
-class Connection(NamedTuple):
-    """Flower's primitives of a connection to a SuperLink, in its order."""
-
-    node_id: int
-    receive: Callable[[], tuple[Message, ObjectTree] | None]
-    send: Callable[[Message, ObjectTree, float], tuple[set[str], str]]
-    get_run: Callable[[int], Run]
-    get_fab: Callable[[str, int], Fab]
-    pull_object: Callable[[int, str], bytes]
-    push_object: Callable[[int, str, str, bytes], None]
-    confirm: Callable[[int, str], None]
 
 
 def load_client_app(reference: str) -> ClientApp:
@@ -113,6 +80,11 @@ class Node:
             self._send(reply, time.monotonic() - began)
         except RunNotRunningException:
             log.info("the run has ended; its message is left unanswered")
+        except grpc.RpcError:
+            raise  # of the connection
+        except Exception as error:  # of this message: its time is over, or it is none; that must not end the node
+            log.warning("a message could not be answered: %s: %s", type(error).__name__, words(error))
+            log.debug("", exc_info=error)
 
     def _receive(self) -> tuple[Message, ObjectTree] | None:
         try:
@@ -169,45 +141,38 @@ class Node:
             )
 
 
-@contextmanager
-def connected(settings: NodeSettings) -> Iterator[Connection]:
-    """A connection to the SuperLink; Flower's own client retries while the server cannot be reached."""
-    certificates = settings.root_certificates.read_bytes() if settings.root_certificates else None
-    keys = read_node_key(settings.key) if settings.key else None
-    with grpc_request_response(
-        settings.superlink,
-        settings.insecure,
-        make_simple_grpc_retry_invoker(),
-        root_certificates=certificates,
-        authentication_keys=keys,
-    ) as primitives:
-        yield Connection(*primitives)
-
-
 def run_node(settings: NodeSettings) -> None:
     """Be a client until this process is told to stop."""
+    folder = settings.state_folder
+    check_private(folder)
+    node_config = {**settings.node_config, STATE_DIR: str(folder)}
     if settings.app == NodeSettings.app:
-        own_config(settings.node_config)  # a misspelt defense shall end this client now, not refuse every round
+        own_config(node_config)  # a misspelt defense shall end this client now, not refuse every round
+    check_door(settings.superlink, settings.root_certificates, insecure=settings.insecure)
+    presence, away_until = Presence(folder, settings.superlink), 0.0
+    if settings.key and presence.take_leave(read_node_key(settings.key), settings.authority()):
+        away_until = time.monotonic() + AWAY_SECONDS
     app = load_client_app(settings.app)  # before connecting: who is asked at once shall not import first
-    admitted = False
+    time.sleep(max(0.0, away_until - time.monotonic()))
+    admitted, ended = False, "it does not say why"
+    logging.getLogger("flwr").addFilter(NoBanner())
     try:
         with connected(settings) as connection:
             admitted = True
             how = "without TLS" if settings.insecure else "over TLS"
             log.info("connected to %s %s as node %d", settings.superlink, how, connection.node_id)
-            Node(connection, app, settings.node_config).work(Backoff())
+            presence.note(connection.node_id)
+            try:
+                Node(connection, app, node_config).work(Backoff())
+            except Exception as error:
+                ended = words(error)
+                log.debug("", exc_info=error)
     except SystemExit as refused:
         if not admitted and refused.code == 1:  # how Flower says that the SuperLink does not let this node in
-            _try_again()
+            try_again()
+            raise RuntimeError(reason(settings, refused.__context__)) from None
         raise
-    raise RuntimeError(f"the SuperLink at {settings.superlink} ended the connection")
-
-
-def _try_again() -> None:
-    """Start over a few times: a server that has just started registers its clients' keys a moment after it listens."""
-    tries = int(os.environ.get(TRIES, "1"))
-    if tries < MOST_TRIES:
-        log.warning("the server did not let this client in; trying again (%d of %d)", tries, MOST_TRIES)
-        time.sleep(2)
-        os.environ[TRIES] = str(tries + 1)
-        os.execv(sys.executable, sys.orig_argv)  # Flower's exit ends this process within seconds, whatever catches it
+    finally:
+        if admitted:
+            presence.forget()
+    raise RuntimeError(f"the SuperLink at {settings.superlink} ended the connection: {ended}; start this client again")

@@ -7,10 +7,11 @@ from torch import nn
 
 from fl_app.models.layers import Activation, Norm, activation_layer, norm_layer
 from fl_app.models.lenet import Shape
-from fl_app.vision import torchvision
 
 
 def _resnet(blocks: list[int], input_shape: Shape, num_classes: int, activation: Activation, norm: Norm) -> nn.Module:
+    from fl_app.vision import torchvision  # a third of what a client imports, and most models need none of it
+
     make_norm: Callable[..., nn.Module] = partial(norm_layer, norm)
     model: nn.Module = torchvision.models.ResNet(
         torchvision.models.resnet.BasicBlock, blocks, num_classes=num_classes, norm_layer=make_norm

@@ -7,8 +7,8 @@ from client_defenses import Chain, Defense, Memory
 from client_defenses.refiner import Refiner
 from fl_app import data, models
 from fl_app.assets import assets_of, device_of
-from fl_app.cli_attack import JUDGING
 from fl_app.config import ConfigError, Experiment
+from fl_app.contest import JUDGING
 from fl_app.evaluators import ensure, prepared
 from fl_app.grants import examples_repeat
 from fl_app.local import Step

@@ -11,7 +11,9 @@ import typer
 from rich.console import Console
 
 from fl_app.config import ConfigError, parse_assignment
+from fl_app.report import write_report
 from fl_app.results import read_study
+from fl_app.runs import RunError
 from fl_app.sweeps.check import check, prepare
 from fl_app.sweeps.drive import work
 from fl_app.sweeps.estimate import Estimator, learned, try_out
@@ -40,6 +42,8 @@ def sweep(console: Console, path: Path, out: Path | None, workers: int, *, dry_r
     """Do a sweep file, or go on with a sweep folder."""
     if path.is_dir():
         path, out = path / "sweep.toml", out or path
+        if not path.exists():
+            raise RunError(f"{path.parent} is not the folder of a sweep, as it has no sweep.toml: name one, or a sweep file")
     given, text = read_sweep(path)
     folder = out or Path("runs") / path.stem
     _sweep(console, given, text, folder, str(path), workers, dry_run=dry_run)
@@ -144,10 +148,6 @@ def _say_results(console: Console, plan: Plan, failed: int) -> None:
 
 def _report(console: Console, folder: Path) -> Path | None:
     """The report, if it can be written; results are not lost with it."""
-    try:
-        from fl_app.report import write_report
-    except ImportError:
-        return None
     try:
         with console.status("writing the report ..."):
             return write_report(folder)

@@ -95,6 +95,8 @@ def sweep_of(given: dict[str, Any], source: str) -> Sweep:
     """Check a sweep; what is wrong is said with the name of the file and of the setting."""
     valid = [name.replace("_", "-") for name in Sweep.model_fields]
     run_settings = Experiment().run_config()
+    if given and given.keys() <= run_settings.keys():
+        raise ConfigError(f"{source} holds the settings of one run: `thorns run --config {source}`, or see docs/sweeps.md")
     for key in given:
         if key not in valid:
             hint = f"it belongs into the table [run]: write it below a line [run] in {source}" if key in run_settings else ""

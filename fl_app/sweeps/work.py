@@ -12,9 +12,8 @@ from adversary.worker import InlineWorker
 from fl_app import engines
 from fl_app.assets import assets_of, use_threads
 from fl_app.attacking import Session
-from fl_app.cli_attack import AT_ONCE, JUDGING
 from fl_app.config import Experiment
-from fl_app.contest import scored, sessions_of
+from fl_app.contest import AT_ONCE, JUDGING, scored, sessions_of
 from fl_app.evaluators import ensure
 from fl_app.runs import RunDir, RunError, write_atomic
 from fl_app.sweeps.locks import alone

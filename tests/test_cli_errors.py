@@ -1,0 +1,64 @@
+"""What a person may ask for that is not there: said in one line, before anything is written."""
+
+import io
+import json
+
+import pytest
+import typer
+from rich.console import Console
+
+from fl_app import cli, engines
+from fl_app.cli_attack import attack_run
+from fl_app.config import ConfigError
+from fl_app.runs import RunError
+from fl_app.sweeps import command
+from fl_app.watcher import Watcher
+
+
+def test_a_run_is_not_resumed_to_a_round_that_it_has_passed(small):
+    path = engines.run(small, "inline", Watcher()).path
+    assert cli.experiment_of(["rounds=9"], None, path).rounds == 9
+    with pytest.raises(ConfigError, match=r"is at round 6 of 4: add -c rounds=N, N above 6"):
+        cli.experiment_of(["rounds=4"], None, path)
+    with pytest.raises(ConfigError, match="only rounds and eval-every can change, not seed"):
+        cli.experiment_of(["seed=4"], None, path)
+
+
+def test_a_run_that_is_made_longer_keeps_its_new_length(small, monkeypatch, capsys):
+    run = engines.run(small, "inline", Watcher())
+    monkeypatch.chdir(run.path.parent)
+
+    def interrupted(experiment, watcher):
+        watcher.interrupted = True
+        return engines.run(experiment, "inline", Watcher(), resume=True)
+
+    with pytest.raises(typer.Exit) as ended:
+        cli.run_and_report(small.changed(rounds=8), "inline", interrupted)
+    assert ended.value.exit_code == 130
+    assert "Go on with: thorns run --resume run\n" in capsys.readouterr().out
+    assert cli.experiment_of(None, None, run.path).rounds == 8
+
+
+def test_an_attack_on_what_was_not_captured_leaves_older_scores_alone(small):
+    path = engines.run(small.changed(capture="1-2", batch_size=1), "inline", Watcher()).path
+    told = Console(file=io.StringIO())
+    asked = ["idlg(iterations=1, restarts=1)"]
+    attack_run(told, path, asked, grants=[], clients="0", perceptual=False)
+    (scores,) = path.glob("attacks/*/scores.jsonl")
+    kept = scores.read_text()
+    assert len(kept.splitlines()) == 2
+    for words in ({"rounds": "7"}, {"clients": "9"}):
+        with pytest.raises(RunError, match=r"captures of rounds 1 to 2 and clients 0 to 2, none of --rounds"):
+            attack_run(told, path, asked, grants=[], perceptual=False, **words)
+    assert scores.read_text() == kept
+
+
+def test_a_run_given_to_sweep_is_refused_with_what_to_do(small, tmp_path):
+    told = Console(file=io.StringIO())
+    (tmp_path / "run.toml").write_text(small.toml())
+    with pytest.raises(ConfigError, match=r"holds the settings of one run: `thorns run --config .*run\.toml`"):
+        command.sweep(told, tmp_path / "run.toml", None, 1, dry_run=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({"round": 0}))
+    with pytest.raises(RunError, match=r"run is not the folder of a sweep"):
+        command.sweep(told, tmp_path / "run", None, 1, dry_run=True)

@@ -1,0 +1,41 @@
+"""Which rounds and clients are captured: how it is written, and what is refused."""
+
+import pytest
+
+from fl_app.config import ConfigError
+from strategies.selection import select
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [("all", range(1, 10)), ("none", []), ("1", [1]), (" 1, 3 ", [1, 3]), ("1-3,7", [1, 2, 3, 7]), ("ALL", range(1, 10))],
+)
+def test_selections(text, chosen):
+    selection = select(text, 1, "rounds")
+    assert [number for number in range(1, 10) if number in selection] == list(chosen)
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        ({"capture": "sometimes"}, "does not select rounds"),
+        ({"capture": "0"}, "numbers from 1 on"),
+        ({"capture": "5-1"}, "does not select"),
+        ({"capture": "1,,2"}, "does not select"),
+        ({"capture": ""}, "does not select"),
+        ({"capture": "1-999999999"}, "names round 7, but rounds=6"),
+        ({"capture_clients": "0,3"}, "names client 3, the last is 2"),
+        ({"capture_clients": "none"}, "capture='none'"),
+        ({"capture": "all", "visibility": "aggregate", "capture_clients": "0"}, "shows no single clients"),
+        ({"capture": "all", "visibility": "aggregate", "weighting": "equal"}, "weighting='examples'"),
+        ({"visibility": "partial"}, "individual"),
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused_before_anything_runs(small, settings, hint):
+    with pytest.raises(ConfigError, match=hint):
+        small.changed(**settings)
+
+
+def test_a_number_on_the_command_line_selects(small):
+    assert small.changed(capture=2, capture_clients=0).capture == "2"
