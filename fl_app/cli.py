@@ -39,7 +39,7 @@ console = Console()
 errors = Console(stderr=True)
 
 
-CHANGEABLE = ("rounds", "eval-every")
+CHANGEABLE = ("rounds", "eval-every", "round-timeout")
 """The settings that a resumed run may change."""
 
 
@@ -76,7 +76,7 @@ def experiment_of(setting: list[str] | None, config: Path | None, resume: Path |
         fixed = [key for key in changes if key not in CHANGEABLE]
         if fixed:
             raise ConfigError(
-                f"a resumed run keeps its settings; only {' and '.join(CHANGEABLE)} can change, not {', '.join(fixed)}"
+                f"a resumed run keeps its settings; only {', '.join(CHANGEABLE)} can change, not {', '.join(fixed)}"
             )
         experiment = from_run_config({**run.experiment().run_config(), **changes, "run-dir": str(resume.resolve())})
         done = kept.server_round if (kept := run.load_checkpoint()) else 0

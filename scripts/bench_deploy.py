@@ -30,7 +30,7 @@ from fl_app.deploy.local import Local, run_local
 from fl_app.runs import RunDir
 from fl_app.watcher import Watcher
 
-NODE_MEGABYTES = 350
+NODE_MEGABYTES = 300
 """What one more resident node takes: torch, Flower and MNIST, measured as its private memory."""
 PARTS = ["server sends", "until picked up", "process starts", "client works", "reply is read", "server works"]
 

@@ -20,7 +20,7 @@ def test_a_run_is_not_resumed_to_a_round_that_it_has_passed(small):
     assert cli.experiment_of(["rounds=9"], None, path).rounds == 9
     with pytest.raises(ConfigError, match=r"is at round 6 of 4: add -c rounds=N, N above 6"):
         cli.experiment_of(["rounds=4"], None, path)
-    with pytest.raises(ConfigError, match="only rounds and eval-every can change, not seed"):
+    with pytest.raises(ConfigError, match="only rounds, eval-every, round-timeout can change, not seed"):
         cli.experiment_of(["seed=4"], None, path)
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.io import loadmat
 
 from fl_app.data.base import Arrays, Recipe
 from fl_app.data.files import find
@@ -15,6 +14,8 @@ _SITE = "http://ufldl.stanford.edu/housenumbers"
 
 def read(folder: Path) -> Arrays:
     """`train_32x32.mat` and `test_32x32.mat`: X is (height, width, channels, n), y has 10 for the digit 0."""
+    from scipy.io import loadmat  # takes a second to import, and few clients need it
+
     arrays = {}
     for split in ("train", "test"):
         content = loadmat(find(folder, f"{split}_32x32.mat"))

@@ -38,6 +38,7 @@ from fl_app.deploy.state import check_private
 from fl_app.own_config import STATE_DIR, own_config
 
 log = logging.getLogger("thorns")
+PARTS_SECONDS = 0.02
 KEPT_RUNS = 8
 """Runs whose state a node remembers."""
 
@@ -95,7 +96,13 @@ class Node:
     def _fetch(self, message: Message, tree: ObjectTree) -> Message:
         run_id, message_id = message.metadata.run_id, message.metadata.message_id
         ids = list(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
-        contents = pull_objects(ids, lambda key: self.connection.pull_object(run_id, key))
+        contents = pull_objects(
+            ids,
+            lambda key: self.connection.pull_object(run_id, key),
+            # A node that looks this often sees a message before its parts have come; Flower's own wait for them is a second.
+            initial_backoff=PARTS_SECONDS,
+            max_tries_per_object=None,
+        )
         self.connection.confirm(run_id, message_id)
         complete = cast(Message, inflate_object_from_contents(tree.object_id, contents))
         complete.metadata.__dict__["_message_id"] = message_id
