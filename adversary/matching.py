@@ -70,6 +70,8 @@ class GradientMatching(Attack):
     """Match so many rounds of a client with one guess, if it was granted that its examples repeat: noise averages out."""
     at_once: Count = 64
     """How many guesses are optimised together; bounds the memory."""
+    compiled: bool = False
+    """Compile the step with torch.compile: faster, after half a minute; needs a C++ compiler, rounds in another way."""
 
     @property
     def by_client(self) -> bool:

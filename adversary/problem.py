@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import grad_and_value, vmap
 
 import client_defenses
 from adversary import labels as label_inference
@@ -73,6 +73,7 @@ class Problem:
         if attack.noise and not attack.evaluator:
             raise AttackError("noise > 0 needs evaluator='FILE': make one with thorns train-evaluator")
         self.evaluator = evaluation.load(attack.evaluator, self.device) if attack.noise else None
+        self._compiled = self._compile() if attack.compiled else None
 
     def _gradient(self, defense: str | None) -> Callable[[Step], Tensors]:
         if not self.attack.through:
@@ -140,6 +141,24 @@ class Problem:
             case "shell":
                 return shell(update, observed, self.attack.eps)
 
+    def slopes(self, z: Tensor, logits: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """(the losses, their slopes in all that is looked for: z, and the logits if the labels are not known)."""
+        if self._compiled is not None:
+            with torch.no_grad():
+                grads, (_, loss) = self._compiled(z, logits)
+            return loss, list(grads)
+        variables = [value.detach().requires_grad_() for value in ((z, logits) if self.classes is None else (z,))]
+        loss = self.losses(variables[0], variables[-1] if self.classes is None else logits)
+        return loss.detach(), list(torch.autograd.grad(loss.sum(), variables))
+
+    def _compile(self) -> Callable[[Tensor, Tensor], tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]]:
+        def total(z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+            loss = self.losses(z, logits)
+            return loss.sum(), loss
+
+        step = grad_and_value(total, (0, 1) if self.classes is None else (0,), has_aux=True)
+        return torch.compile(step)
+
     def solve(self) -> Guess:
         """The best of all attempts by the attack's own loss."""
         best = self._attempt()
@@ -169,17 +188,14 @@ class Problem:
             if self._narrow(iteration):
                 optimizer.reset(torch.ones_like(best_loss, dtype=torch.bool))
                 best_loss.fill_(torch.inf)
-            variables = [value.detach().requires_grad_() for value in ((z, logits) if joint else (z,))]
-            loss = self.losses(variables[0], variables[1] if joint else logits)
-            grads = torch.autograd.grad(loss.sum(), variables)
-            loss = loss.detach()
+            loss, grads = self.slopes(z, logits)
             better = loss < best_loss  # False for NaN
             best_loss = torch.where(better, loss, best_loss)
             best_z = torch.where(_like(better, z), z, best_z)
             best_logits = torch.where(_like(better, logits), logits, best_logits)
             if self.attack.solved and bool((best_loss < self.attack.solved).any(1).all()):
                 break
-            slopes = [g.sign() for g in grads] if self.attack.signed else list(grads)
+            slopes = [g.sign() for g in grads] if self.attack.signed else grads
             moved = optimizer.step([z, logits] if joint else [z], slopes, loss)
             z, logits = (moved[0], moved[1]) if joint else (moved[0], logits)
             if self.attack.boxed:

@@ -168,6 +168,13 @@ def speed(iterations: int) -> None:
         for part in parts:
             adversary.build(text)(part, task, generator(0, "bench"))
         rates[name] = sum(len(part) for part in parts) * iterations / (time.perf_counter() - began)
+    began = time.perf_counter()
+    adversary.build(f"inverting_gradients(iterations={iterations}, compiled=True)")(seen, task, generator(0, "bench"))
+    first, began = time.perf_counter() - began, time.perf_counter()
+    adversary.build(f"inverting_gradients(iterations={iterations}, compiled=True)")(seen, task, generator(0, "bench"))
+    again = time.perf_counter() - began
+    rates["the same, compiled"] = len(seen) * iterations / again
+    print(f"  to compile: {first - again:.0f} s")
     for name, rate in rates.items():
         print(f"  {name:32} {rate:8.0f}   {rate / rates['breaching']:.1f} x breaching")
 

@@ -1,0 +1,36 @@
+"""The compiled step of gradient matching is the step of gradient matching."""
+
+import pytest
+import torch
+
+import adversary
+from adversary import Observation, Task
+from adversary.problem import Problem
+from fl_app import models
+from fl_app.local import LocalRule, local_update
+
+
+@pytest.mark.parametrize("labels", ["rows", "joint"])
+def test_losses_and_slopes_are_the_same(labels):
+    rng = torch.Generator().manual_seed(0)
+    model = models.build("linear", (1, 8, 8), 3, seed=1)
+    params, rule = models.parameters_of(model), LocalRule(batch_size=1)
+    x, y = torch.rand((2, 1, 1, 8, 8), generator=rng), torch.tensor([[0], [2]])
+    seen = [
+        Observation(params=params, update=local_update(model, params, a, b, rule), rule=rule, num_examples=1, server_round=1)
+        for a, b in zip(x, y, strict=True)
+    ]
+    classes = list(y)
+
+    def step(compiled):
+        attack = adversary.build(f"inverting_gradients(labels='{labels}', compiled={compiled})")
+        streams = [torch.Generator().manual_seed(number) for number in range(2)]
+        problem = Problem(attack, [(one,) for one in seen], Task(model, (1, 8, 8), 3), streams, classes)
+        loss, slopes = problem.slopes(*problem.draw())
+        return [loss, *slopes]
+
+    plain, compiled = step(False), step(True)
+    assert len(plain) == len(compiled) == (3 if labels == "joint" else 2)
+    for ours, theirs in zip(compiled, plain, strict=True):
+        assert not theirs.requires_grad
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
