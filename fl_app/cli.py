@@ -39,10 +39,6 @@ console = Console()
 errors = Console(stderr=True)
 
 
-CHANGEABLE = ("rounds", "eval-every", "round-timeout")
-"""The settings that a resumed run may change."""
-
-
 class Place(StrEnum):
     """Where clients or attacks run."""
 
@@ -65,7 +61,7 @@ def run(
 
 def experiment_of(setting: list[str] | None, config: Path | None, resume: Path | None) -> "Experiment":
     """The experiment that a command line describes, with its run directory."""
-    from fl_app.config import ConfigError, Experiment, from_run_config, parse_assignment, read_toml
+    from fl_app.config import MAY_CHANGE, ConfigError, Experiment, from_run_config, parse_assignment, read_toml
     from fl_app.runs import RunDir, new_path
 
     changes = dict(parse_assignment(text) for text in setting or [])
@@ -73,10 +69,10 @@ def experiment_of(setting: list[str] | None, config: Path | None, resume: Path |
         if config is not None:
             raise ConfigError("--resume takes the settings of the run; leave out --config")
         run = RunDir.open(resume)
-        fixed = [key for key in changes if key not in CHANGEABLE]
+        fixed = [key for key in changes if key not in MAY_CHANGE]
         if fixed:
             raise ConfigError(
-                f"a resumed run keeps its settings; only {', '.join(CHANGEABLE)} can change, not {', '.join(fixed)}"
+                f"a resumed run keeps its settings; only {', '.join(MAY_CHANGE)} can change, not {', '.join(fixed)}"
             )
         experiment = from_run_config({**run.experiment().run_config(), **changes, "run-dir": str(resume.resolve())})
         done = kept.server_round if (kept := run.load_checkpoint()) else 0

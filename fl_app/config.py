@@ -35,6 +35,10 @@ def _kebab(name: str) -> str:
     return name.replace("_", "-")
 
 
+MAY_CHANGE = ("rounds", "eval-every", "round-timeout")
+"""The settings that a resumed run may change."""
+
+
 class Experiment(BaseModel):
     """The settings of a run, by the names they have in `[tool.flwr.app.config]`."""
 

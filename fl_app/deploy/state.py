@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError
 
-from fl_app.config import Experiment
+from fl_app.config import MAY_CHANGE, Experiment
 from fl_app.local import Tensors
 from fl_app.own_config import OwnConfig, Refused
 from fl_app.runs import RunDir, RunError, load_tensors, save_tensors
@@ -28,8 +28,6 @@ VERSION, LATEST = "1", "latest.safetensors"
 KEPT_ROUNDS = 2
 """The last two: a server that ends before its own checkpoint is written resumes from the one before."""
 KEPT_RUNS = 32
-MAY_CHANGE = ("rounds", "eval-every", "round-timeout")
-"""What may be another when a run is resumed."""
 HARMED = "this client's kept state cannot be used; its log says why"
 
 
