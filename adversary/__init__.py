@@ -1,14 +1,15 @@
 """Attacks on captured updates.
 
-They may import `fl_app.local`, `fl_app.models`, `fl_app.spec` and `client_defenses` only, and so cannot reach any data.
+They may import `fl_app.core`, `fl_app.models` and `fl_app.store` only, and so cannot reach any data.
 """
 
 from collections.abc import Callable
 
-from adversary.base import Attack, AttackError, Guess, Knowledge, Observation, Task
+from adversary.base import Attack, AttackError, Guess
 from adversary.matching import GradientMatching
 from adversary.presets import DLG, IDLG, CosineLBFGS, GradInversion, InvertingGradients
-from fl_app import spec
+from fl_app.core import spec
+from fl_app.core.observation import Knowledge, Observation, Task
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
     "cosine_lbfgs": CosineLBFGS,

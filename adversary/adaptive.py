@@ -11,7 +11,7 @@ import adversary
 import client_defenses
 from adversary.matching import GradientMatching
 from client_defenses import Defense
-from fl_app import spec
+from fl_app.core import spec
 
 
 class Variant(NamedTuple):

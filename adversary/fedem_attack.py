@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from client_defenses import Memory
 from client_defenses.fedem import FedEM
-from fl_app.local import Step
+from fl_app.core.local import Step
 
 TURNS = 3
 """How often the perturbation of a guess is taken out and found again; it settles after two on digits."""

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from adversary.base import AttackError, Observation, Task
-from fl_app.local import Tensors
+from adversary.base import AttackError
+from fl_app.core.local import Tensors
+from fl_app.core.observation import Observation, Task
 
 LabelRule = Literal["sign", "min_column", "count", "rows", "given", "joint"]
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 import client_defenses
-from adversary.base import Task
 from client_defenses.base import Chain
-from client_defenses.cut import cut_layer
 from client_defenses.latent_perturbation import LatentPerturbation
+from client_defenses.tools.cut import cut_layer
+from fl_app.core.observation import Task
 
 
 def with_mean_noise(model: nn.Module, layer: str, mu: Tensor | float, input_shape: tuple[int, ...]) -> nn.Module:

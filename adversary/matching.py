@@ -9,14 +9,15 @@ from pydantic import Field
 from torch import Tensor
 
 from adversary import labels as label_inference
-from adversary.base import Attack, AttackError, Guess, Observation, Task
+from adversary.base import Attack, AttackError, Guess
 from adversary.fedem_attack import remove_common, replayed
 from adversary.labels import LabelRule
 from adversary.objectives import Objective
 from adversary.problem import Problem, Target, known_part
 from adversary.refiner_attacks import cleaned
 from client_defenses.fedem import FedEM
-from fl_app.local import Step
+from fl_app.core.local import Step
+from fl_app.core.observation import Observation, Task
 
 Weight = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]

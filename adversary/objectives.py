@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_app.local import Tensors
+from fl_app.core.local import Tensors
 
 Objective = Literal["l2", "cosine", "robust", "ball", "shell"]
 TINY = 1e-30

@@ -12,17 +12,18 @@ from torch.func import grad_and_value, vmap
 
 import client_defenses
 from adversary import labels as label_inference
-from adversary.base import AttackError, Guess, Observation, Task
+from adversary.base import AttackError, Guess
 from adversary.images import Pixels
 from adversary.latent_attack import informed_model
 from adversary.objectives import cosine, robust, squared_l2
 from adversary.optimizers import make_optimizer
 from adversary.priors import group_consistency, norm, statistics_distance, total_variation
 from adversary.refiner_attacks import ball, noise_share, shell
-from client_defenses import evaluator as evaluation
 from client_defenses.bido import BiDO
-from fl_app import spec
-from fl_app.local import Step, Tensors, local_update
+from client_defenses.tools import evaluator as evaluation
+from fl_app.core import spec
+from fl_app.core.local import Step, Tensors, local_update
+from fl_app.core.observation import Observation, Task
 
 if TYPE_CHECKING:
     from adversary.matching import GradientMatching

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from adversary.objectives import squared_l2
-from fl_app.local import Tensors
+from fl_app.core.local import Tensors
 
 TINY = 1e-30
 

@@ -23,7 +23,7 @@ from client_defenses.quantize import Quantize
 from client_defenses.refiner import Refiner
 from client_defenses.sign import Sign
 from client_defenses.soteria import Soteria
-from fl_app import spec
+from fl_app.core import spec
 
 DEFENSES: dict[str, Callable[..., Defense]] = {
     "bido": BiDO,

@@ -8,8 +8,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from fl_app.local import Step, Tensors
-from fl_app.spec import Checked, SpecError
+from fl_app.core.local import Step, Tensors
+from fl_app.core.spec import Checked, SpecError
 
 
 @dataclass

@@ -12,8 +12,8 @@ from torch.func import functional_call, grad
 from torch.nn import functional as F
 
 from client_defenses.base import Defense, Memory
-from fl_app.local import Step, Tensors
-from fl_app.spec import SpecError, suggest
+from fl_app.core.local import Step, Tensors
+from fl_app.core.spec import SpecError, suggest
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)

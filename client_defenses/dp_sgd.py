@@ -6,8 +6,8 @@ from typing import Annotated
 from pydantic import Field
 
 from client_defenses.base import Defense, Memory
-from client_defenses.per_example import clipped_sum, refuse_batch_norm
-from fl_app.local import Step, Tensors
+from client_defenses.tools.per_example import clipped_sum, refuse_batch_norm
+from fl_app.core.local import Step, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ import torch
 from pydantic import Field
 
 from client_defenses.base import Defense, Memory
-from client_defenses.clipping import clip
-from client_defenses.precision import narrowed, widened
-from fl_app.local import Step, Tensors
+from client_defenses.tools.clipping import clip
+from client_defenses.tools.precision import narrowed, widened
+from fl_app.core.local import Step, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from client_defenses.base import Defense, Memory
-from fl_app.local import Step, Tensors, loss_of
-from fl_app.spec import SpecError
+from fl_app.core.local import Step, Tensors, loss_of
+from fl_app.core.spec import SpecError
 
 Radius = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from client_defenses.base import Defense, Memory
 from client_defenses.mixup import soft_labels
-from fl_app.local import Step
-from fl_app.spec import SpecError
+from fl_app.core.local import Step
+from fl_app.core.spec import SpecError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from client_defenses.base import Defense, Memory
-from client_defenses.cut import Change, cut_layer, passed
-from client_defenses.decoder import Over, correlation, improve
-from fl_app.local import Adam, Step, Tensors
-from fl_app.spec import SpecError
+from client_defenses.tools.cut import Change, cut_layer, passed
+from client_defenses.tools.decoder import Over, correlation, improve
+from fl_app.core.local import Adam, Step, Tensors
+from fl_app.core.spec import SpecError
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from client_defenses.base import Defense, Memory
 from client_defenses.prune import without_smallest
-from fl_app.local import Tensors
+from fl_app.core.local import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from client_defenses.base import Defense, Memory
-from fl_app.local import Step
+from fl_app.core.local import Step
 
 _classes: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 

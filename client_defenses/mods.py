@@ -11,8 +11,8 @@ from torch import Tensor
 
 import client_defenses
 from client_defenses.base import Defense, Memory, beyond_messages
-from fl_app.local import Tensors
-from fl_app.seeds import derive
+from fl_app.core.local import Tensors
+from fl_app.core.seeds import derive
 
 if TYPE_CHECKING:  # Flower is imported where it is used: this package is imported by attacks too, which need none of it
     from flwr.app import Context, Message, RecordDict
@@ -59,7 +59,7 @@ def defense_mod(payload: Payload = "weights", *, key: str = "defense", arrays: s
         check_payload(payload, sent, before)
         protected = protect(defense, payload, sent, before, memory)
         _remember(context, memory)
-        from fl_app.wire import to_record
+        from fl_app.core.wire import to_record
 
         reply.content[arrays] = to_record({**after, **protected})
         return reply
@@ -146,7 +146,7 @@ def _flat(tensors: Tensors) -> Tensor:
 def _tensors(content: RecordDict, name: str, what: str) -> Tensors:
     from flwr.app import ArrayRecord
 
-    from fl_app.wire import to_tensors
+    from fl_app.core.wire import to_tensors
 
     record = content.get(name)
     if not isinstance(record, ArrayRecord):
@@ -159,7 +159,7 @@ def _recall(context: Context, key: str) -> Memory:
     """What the defense remembers of earlier rounds, and a generator for this one."""
     from flwr.app import ArrayRecord, ConfigRecord
 
-    from fl_app.wire import to_tensors
+    from fl_app.core.wire import to_tensors
 
     seed = context.run_config.get(f"{key}-seed")
     if seed is None:
@@ -178,7 +178,7 @@ def _recall(context: Context, key: str) -> Memory:
 
 
 def _remember(context: Context, memory: Memory) -> None:
-    from fl_app.wire import to_record
+    from fl_app.core.wire import to_record
 
     if memory.state or MEMORY in context.state:
         context.state[MEMORY] = to_record(memory.state)

@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from client_defenses.base import Defense, Memory
-from client_defenses.precision import narrowed, widened
-from fl_app.local import Tensors
+from client_defenses.tools.precision import narrowed, widened
+from fl_app.core.local import Tensors
 
 
 def total_variation(growth: float) -> float:

@@ -8,8 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from client_defenses.base import Memory
-from client_defenses.error_feedback import Compressor
-from fl_app.local import Tensors
+from client_defenses.tools.error_feedback import Compressor
+from fl_app.core.local import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from client_defenses import evaluator as evaluation
 from client_defenses.base import Defense, Memory
-from client_defenses.precision import narrowed, widened
-from fl_app.local import Step, Tensors
+from client_defenses.tools import evaluator as evaluation
+from client_defenses.tools.precision import narrowed, widened
+from fl_app.core.local import Step, Tensors
 
 Count = Annotated[int, Field(ge=0)]
 HASH_SEED = 0x5EED

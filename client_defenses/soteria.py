@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from client_defenses.base import Defense, Memory
-from client_defenses.layers import jacobian_norms, linear_layer, sketched_norms, watched
-from client_defenses.slices import noisy_slices
-from fl_app.local import Step, Tensors
+from client_defenses.tools.layers import jacobian_norms, linear_layer, sketched_norms, watched
+from client_defenses.tools.slices import noisy_slices
+from fl_app.core.local import Step, Tensors
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -12,17 +12,16 @@ from flwr.clientapp import ClientApp
 
 from client_defenses import Memory
 from client_defenses.base import overrides
-from fl_app.assets import Assets, assets_of, on_device, use_threads
-from fl_app.config import Experiment, from_run_config
-from fl_app.deploy.state import ClientState, Kept
-from fl_app.local import Step, Tensors, local_update
-from fl_app.own_config import STATE_DIR, OwnConfig, Refused, own_assets, own_config
-from fl_app.own_secret import secret_draws
-from fl_app.runs import RunDir
-from fl_app.seeds import derive
-from fl_app.spec import SpecError
-from fl_app.wire import to_record, to_tensors
-from strategies.fedsgd import rule_to_config
+from fl_app.client.policy import STATE_DIR, OwnConfig, Refused, own_assets, own_config
+from fl_app.client.secret import secret_draws
+from fl_app.client.state import ClientState, Kept
+from fl_app.core.local import Step, Tensors, local_update
+from fl_app.core.seeds import derive
+from fl_app.core.spec import SpecError
+from fl_app.core.wire import to_record, to_tensors
+from fl_app.experiment.assets import Assets, assets_of, on_device, use_threads
+from fl_app.experiment.config import Experiment, from_run_config
+from fl_app.store.runs import RunDir
 
 log = logging.getLogger("thorns")
 app = ClientApp()
@@ -68,7 +67,7 @@ def check_request(config: Request, experiment: Experiment) -> int:
     server_round = config.get("server-round")
     if not isinstance(server_round, int) or server_round < 1:
         raise Refused(f"the request names no valid round: {server_round!r}")
-    for key, agreed in rule_to_config(experiment.rule).items():
+    for key, agreed in experiment.rule.to_dict().items():
         if config.get(key) != agreed:
             raise Refused(f"the server asks for {key}={config.get(key)!r}, but {agreed!r} was agreed on")
     return server_round

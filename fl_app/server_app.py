@@ -1,182 +1,15 @@
-"""The Flower server: strategy, evaluation, run directory."""
+"""The Flower server app: what `flwr run` starts."""
 
-import contextlib
 import logging
-import time
-from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import Strategy
 from flwr.superlink.grid import HttpGrid
 
-from adversary.captures import Captures
-from client_defenses.accounting import epsilon
-from fl_app.assets import Assets, assets_of, on_device, use_threads
-from fl_app.background import Background
-from fl_app.config import Experiment, from_run_config
-from fl_app.deploy.grid import AdaptiveGrid
-from fl_app.models import parameters_of
-from fl_app.runs import Checkpoint, RunDir, RunError, new_path
-from fl_app.scoring.utility import evaluate
-from fl_app.watcher import Watcher
-from fl_app.wire import to_record, to_tensors
-from strategies import Curious, FedDelta, FedSGD, Resumed, optimizers
-from strategies.roster import one_line
-
-log = logging.getLogger("thorns")
-
-CHECKPOINT_SECONDS = 30.0
-PULL_SECONDS = 0.002
-
-
-class Stopped(Exception):
-    """The run was asked to stop and has been kept."""
-
-
-USUAL_DELTA = 1e-5
-
-
-def spent(assets: Assets, server_round: int) -> dict[str, float]:
-    """Epsilon after a round of the client with the least data; empty if the defense promises none."""
-    experiment = assets.experiment
-    if assets.defense.noise_multiplier() is None or server_round == 0:
-        return {}
-    found = epsilon(
-        assets.defense,
-        examples=min(len(share) for share in assets.shares),
-        batch_size=experiment.batch_size,
-        steps=server_round * experiment.local_steps,
-        delta=experiment.delta or USUAL_DELTA,
-        local_steps=experiment.local_steps,
-        local_examples=experiment.local_examples,
-        server_rounds=server_round,
-    )
-    return {"epsilon": found.as_drawn, "epsilon_if_sampled": found.sampled, "delta": found.delta}
-
-
-class RoundEnd:
-    """What happens after each round: evaluate when due, record, keep a checkpoint, stop if asked to."""
-
-    def __init__(self, assets: Assets, strategy: FedSGD, grid: Grid, run: RunDir, watcher: Watcher, done: int) -> None:
-        self.assets, self.strategy, self.grid, self.run, self.watcher = assets, strategy, grid, run, watcher
-        self.done = done
-        self.began = self.kept = time.monotonic()
-
-    def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Called by Strategy.start with the round and the weights after it."""
-        if server_round == 0 and self.done:
-            return None  # recorded by the run that is resumed
-        server_round += self.done
-        experiment = self.assets.experiment
-        last = server_round == experiment.rounds
-        line: dict[str, float | int] = {"round": server_round, "seconds": round(time.monotonic() - self.began, 3)}
-        line |= self.strategy.last_counts if server_round else {}
-        line |= spent(self.assets, server_round)
-        metrics = None
-        if last or server_round % experiment.eval_every == 0:
-            utility = evaluate(
-                self.assets.model,
-                on_device(to_tensors(arrays), self.assets.device),
-                self.assets.splits.test,
-                self.assets.num_classes,
-                device=self.assets.device,
-            )
-            line |= utility._asdict()
-            metrics = MetricRecord(utility._asdict())
-        self.run.record(line)
-        self.watcher.on_round(line)
-        stop = self.watcher.stop_requested() and not last
-        if server_round and (last or stop or time.monotonic() - self.kept > CHECKPOINT_SECONDS):
-            self.checkpoint(server_round, arrays)
-        if stop:
-            raise Stopped
-        return metrics
-
-    def checkpoint(self, server_round: int, arrays: ArrayRecord) -> None:
-        """Have every client keep its memory, then keep the server's state: in that order a crash loses nothing."""
-        request = RecordDict({"config": ConfigRecord({"server-round": server_round, "resumed-from": self.done})})
-        nodes = self.strategy.roster.connected(self.grid).values()
-        messages = [Message(request, node, "query.save") for node in nodes]
-        for reply in self.grid.send_and_receive(messages, timeout=min(600.0, self.assets.experiment.round_timeout)):
-            if reply.has_error():  # one client must not end the run of the others
-                client = self.strategy.roster.client_of.get(reply.metadata.src_node_id)
-                reason = one_line(reply.error.reason)
-                log.warning("round %d: client %s could not keep its state: %s", server_round, client, reason)
-        self.run.save_checkpoint(Checkpoint(server_round, to_tensors(arrays), self.strategy.optimizer_state()))
-        self.kept = time.monotonic()
-
-
-def build_strategy(experiment: Experiment) -> FedSGD:
-    """The strategy of an experiment."""
-    kind = FedSGD if experiment.update == "gradient" else FedDelta
-    return kind(
-        experiment.rule,
-        optimizers.build(experiment.optimizer),
-        clients=experiment.clients,
-        seed=experiment.seed,
-        fraction=experiment.fraction,
-        min_clients=experiment.min_clients,
-        weighting=experiment.weighting,
-    )
-
-
-def watched(fedsgd: FedSGD, experiment: Experiment, run: RunDir, background: Background | None) -> Strategy:
-    """The strategy with the curious hook around it, if the experiment asks for captures."""
-    if not experiment.captured_rounds:
-        return fedsgd
-    everyone = experiment.visibility == "aggregate"
-    return Curious(
-        fedsgd,
-        Captures(run.path / "captures"),
-        experiment.rule,
-        rounds=experiment.captured_rounds,
-        clients=None if everyone else experiment.captured_clients,
-        visibility=experiment.visibility,
-        on_capture=background.on_capture if background else None,
-    )
-
-
-def serve(grid: Grid, context: Context, watcher: Watcher, *, resume: bool = False) -> RunDir:
-    """Run an experiment, or go on with the one in its run directory."""
-    experiment = from_run_config(context.run_config)
-    use_threads(experiment.threads)
-    if hasattr(grid, "pull_interval"):
-        grid.pull_interval = PULL_SECONDS  # Flower's in-memory grid sleeps 0.1 s between looks
-    assets = assets_of(experiment)
-    fedsgd = build_strategy(experiment)
-    fedsgd.roster.connected(grid)  # a federation that does not fit is refused before anything is written
-    path = Path(experiment.run_dir) if experiment.run_dir else new_path(experiment, Path("runs"))
-    run = RunDir.open(path) if resume else RunDir.create(path, experiment)
-    kept = run.load_checkpoint() if resume else None
-    if resume:
-        run.keep(experiment)  # it may have been made longer
-    done = kept.server_round if kept else 0
-    run.rewind(done if kept else -1)
-    if kept:
-        fedsgd.restore_optimizer(kept.optimizer)
-    initial = on_device(parameters_of(assets.model), "cpu")
-    if kept and kept.weights.keys() != initial.keys():
-        raise RunError(f"{run.checkpoint_path} holds another model than {experiment.model}")
-    # In the model's order, which the optimiser's flat state is in; a file has an order of its own.
-    weights = to_record({name: kept.weights[name] if kept else value for name, value in initial.items()})
-    watcher.started(run, experiment, done)
-    beside = experiment.attack != "none" and experiment.worker == "ray"
-    background = Background(run, experiment.attack, experiment.grant) if beside else None
-    strategy = watched(fedsgd, experiment, run, background)
-    if done:
-        strategy = Resumed(strategy, done)  # outermost: the hook shall see the true rounds
-    with background or contextlib.nullcontext(), contextlib.suppress(Stopped):
-        strategy.start(
-            grid,
-            weights,
-            num_rounds=experiment.rounds - done,
-            timeout=experiment.round_timeout,
-            train_config=ConfigRecord({"resumed-from": done} if done else {}),
-            evaluate_fn=RoundEnd(assets, fedsgd, grid, run, watcher, done),
-        )
-    return run
-
+from fl_app.attacking.background import beside
+from fl_app.engines.grpc.grid import AdaptiveGrid
+from fl_app.engines.serving import serve
+from fl_app.engines.watcher import Watcher
 
 app = ServerApp()
 
@@ -184,8 +17,9 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Entry point of `flwr run`; our log lines go where Flower's go."""
+    log = logging.getLogger("thorns")
     log.handlers, log.propagate = logging.getLogger("flwr").handlers, False
     log.setLevel(logging.INFO)
     if isinstance(grid, HttpGrid):
         grid = AdaptiveGrid(grid)
-    serve(grid, context, Watcher())
+    serve(grid, context, Watcher(), make_beside=beside)

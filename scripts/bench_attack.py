@@ -19,11 +19,11 @@ from torch import Tensor
 import adversary
 from adversary import Knowledge, Observation, Task
 from fl_app import data, models
-from fl_app.local import LocalRule, local_update
+from fl_app.core.local import LocalRule, local_update
+from fl_app.core.seeds import generator
+from fl_app.core.vision import torchvision  # noqa: F401  (breaching imports torchvision: the guard has to come first)
 from fl_app.scoring.images import psnr, ssim
 from fl_app.scoring.matching import match
-from fl_app.seeds import generator
-from fl_app.vision import torchvision  # noqa: F401  (breaching imports torchvision: the guard has to come first)
 
 THREADS = 2
 

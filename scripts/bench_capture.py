@@ -15,10 +15,10 @@ from statistics import median
 import torch
 from bench_rounds import Clock
 
-from adversary.captures import Captures
 from fl_app import engines
-from fl_app.config import Experiment
-from fl_app.local import Tensors
+from fl_app.core.local import Tensors
+from fl_app.experiment.config import Experiment
+from fl_app.store.captures import Captures
 
 WARM = 20
 

@@ -20,15 +20,17 @@ from statistics import median
 import torch
 
 import client_defenses
-from client_defenses import Memory, per_example
-from client_defenses.evaluator import Evaluator, Facts, Training, build_network, load, noise_error, paper, train
+from client_defenses import Memory
 from client_defenses.fedem import FedEM, entry_of, slopes
-from client_defenses.layers import jacobian_norms, linear_layer, watched
 from client_defenses.refiner import Refiner
 from client_defenses.soteria import Soteria
-from fl_app import data, models, photos
-from fl_app.evaluators import ensure, prepared
-from fl_app.local import Step, Tensors
+from client_defenses.tools import per_example
+from client_defenses.tools.evaluator import Evaluator, Facts, Training, build_network, load, noise_error, paper, train
+from client_defenses.tools.layers import jacobian_norms, linear_layer, watched
+from fl_app import data, models
+from fl_app.core.local import Step, Tensors
+from fl_app.data import photos
+from fl_app.experiment.evaluators import ensure, prepared
 
 # Refiner, Table 4: seconds a client-round of these defenses, by model.
 THEIRS = ("prune", "dp_gaussian", "dp_laplace", "quantize", "soteria", "refiner")

@@ -24,11 +24,12 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fl_app import engines
-from fl_app.config import Experiment
-from fl_app.deploy.grid import AdaptiveGrid
-from fl_app.deploy.local import Local, run_local
-from fl_app.runs import RunDir
-from fl_app.watcher import Watcher
+from fl_app.engines.grpc.grid import AdaptiveGrid
+from fl_app.engines.grpc.local import Local, run_local
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.config import Experiment
+from fl_app.experiment.runs import experiment_of
+from fl_app.store.runs import RunDir
 
 NODE_MEGABYTES = 300
 """What one more resident node takes: torch, Flower and MNIST, measured as its private memory."""
@@ -152,7 +153,7 @@ def load(args: argparse.Namespace) -> None:
     path = Path(args.run_dir).resolve()
     resume = (path / "experiment.toml").exists()
     if resume:
-        experiment = RunDir.open(path).experiment()
+        experiment = experiment_of(RunDir.open(path))
     else:
         if fits < args.clients:
             print(

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from fl_app import engines, server_app
-from fl_app.assets import assets_of, use_threads
-from fl_app.config import Experiment
-from fl_app.local import Tensors
-from fl_app.watcher import Watcher
+from fl_app import engines
+from fl_app.core.local import Tensors
+from fl_app.engines import serving
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.assets import assets_of, use_threads
+from fl_app.experiment.config import Experiment
 
 THREADS = os.cpu_count() or 1  # what torch takes by itself, for the bare loop and for the engines alike
 
@@ -74,12 +75,12 @@ def bare_loop(experiment: Experiment, warm: int) -> tuple[float, Tensors]:
 def engine_rate(experiment: Experiment, engine: str, warm: int, stock: bool = False) -> tuple[float, Tensors]:
     """(rounds a second, final weights) of an engine; `stock` leaves Flower's polling interval as it ships."""
     clock = Clock()
-    ours = server_app.PULL_SECONDS
-    server_app.PULL_SECONDS = 0.1 if stock else ours
+    ours = serving.PULL_SECONDS
+    serving.PULL_SECONDS = 0.1 if stock else ours
     with tempfile.TemporaryDirectory() as folder:
         run = engines.run(experiment.changed(run_dir=str(Path(folder) / "run")), engine, clock)
         checkpoint = run.load_checkpoint()
-    server_app.PULL_SECONDS = ours
+    serving.PULL_SECONDS = ours
     assert checkpoint is not None
     return clock.rate(warm), checkpoint.weights
 

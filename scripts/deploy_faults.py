@@ -17,7 +17,7 @@ from pathlib import Path
 from faults import doors, links, nodes, replies
 from faults.stage import Row
 
-from fl_app.config import Experiment
+from fl_app.experiment.config import Experiment
 
 SCENARIOS: dict[str, Callable[[Experiment, Path], list[Row]]] = {
     "killed-node": nodes.killed_node,

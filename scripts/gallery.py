@@ -13,11 +13,11 @@ import torch
 import adversary
 from adversary import Observation, Task
 from fl_app import data, models
-from fl_app.local import LocalRule, local_update
+from fl_app.core.local import LocalRule, local_update
+from fl_app.core.seeds import generator
 from fl_app.scoring.grids import save_grid
 from fl_app.scoring.images import psnr
 from fl_app.scoring.matching import match
-from fl_app.seeds import generator
 
 CASES = {
     "convnet64-batch1": ("convnet(norm='none')", 1, 4),

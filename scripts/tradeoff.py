@@ -49,13 +49,13 @@ def attacked(
     path: Path, dataset: str, defense: str, seed: int, rounds: int, attacks: Iterable[tuple[str, str, tuple[str, ...]]]
 ) -> dict[str, Any]:
     """Attack clients of one example each; name of the attacker -> rows of its targets and its ledger."""
-    from adversary.worker import InlineWorker
     from fl_app import engines
-    from fl_app.assets import assets_of
-    from fl_app.attacking import Session
-    from fl_app.config import Experiment
+    from fl_app.attacking.session import Session
+    from fl_app.attacking.worker import InlineWorker
+    from fl_app.engines.watcher import Watcher
+    from fl_app.experiment.assets import assets_of
+    from fl_app.experiment.config import Experiment
     from fl_app.scoring.attacks import Scoring
-    from fl_app.watcher import Watcher
 
     experiment = Experiment(
         dataset=dataset,
@@ -94,9 +94,9 @@ def cell(work: Path, dataset: str, defense: str, seed: int, training_rounds: int
     torch.set_num_threads(1)
     from adversary.adaptive import adapt, averages
     from fl_app import engines
-    from fl_app.attacking import folder_name
-    from fl_app.config import Experiment
-    from fl_app.watcher import Watcher
+    from fl_app.attacking.session import folder_name
+    from fl_app.engines.watcher import Watcher
+    from fl_app.experiment.config import Experiment
 
     began = time.monotonic()
     place = work / folder_name(f"{dataset} {defense} {seed}", ())

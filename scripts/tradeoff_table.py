@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fl_app.scoring.limits import PSNR as THRESHOLD
+from fl_app.analysis.limits import PSNR as THRESHOLD
 from fl_app.scoring.score import Summary, summarize
 
 

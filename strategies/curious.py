@@ -3,24 +3,29 @@
 import logging
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from adversary.base import Observation, Visibility
-from adversary.capture_format import MOST
-from adversary.captures import CaptureError, Captures
-from adversary.sealed import finite
-from fl_app.local import LocalRule, Tensors
-from fl_app.wire import WireError, to_tensors
+from fl_app.core.local import MOST_EXAMPLES, LocalRule, Tensors, finite
+from fl_app.core.observation import Observation, Visibility
+from fl_app.core.wire import WireError, to_tensors
 from strategies.fedsgd import FedSGD, Rejected, read_update
 
 log = logging.getLogger("thorns")
 Payload = Literal["update", "weights"]
 MOST_REASONS = 100
+
+
+class Keeper(Protocol):
+    """Where observations go: `Captures(FOLDER)`, or anything else that can keep one."""
+
+    def write(self, observation: Observation, /) -> object:
+        """Keep an observation; ValueError or OSError if it cannot."""
+        ...
 
 
 class Curious(Strategy):
@@ -38,7 +43,7 @@ class Curious(Strategy):
     def __init__(
         self,
         strategy: Strategy,
-        captures: Captures,
+        captures: Keeper,
         rule: LocalRule,
         *,
         rounds: Container[int] | None = None,
@@ -159,7 +164,7 @@ class Curious(Strategy):
         if node not in self._asked:
             raise Rejected("it was not asked with the weights of this round")
         # What other strategies' clients count is theirs to say.
-        most = self.rule.num_examples if isinstance(self.strategy, FedSGD) else MOST
+        most = self.rule.num_examples if isinstance(self.strategy, FedSGD) else MOST_EXAMPLES
         brought, number = read_update(message, self._params, most, getattr(self.strategy, "weighted_by_key", "num-examples"))
         update = {name: brought[name] for name in self._params}
         if self.payload == "weights":
@@ -180,9 +185,10 @@ class Curious(Strategy):
         """Write an observation and hand it on; on_capture gets it even if the disk is full."""
         try:
             self.captures.write(observation)
-        except CaptureError as error:
+        except (ValueError, OSError) as error:
             self.lost += 1
-            self._complain("a capture is lost, later ones are tried again", error.reason, str(error))
+            reason = getattr(error, "reason", type(error).__name__)  # without the file's name: said once for all of them
+            self._complain("a capture is lost, later ones are tried again", reason, str(error))
         if self.on_capture is not None:
             # Copies: what is done with them must not reach training.
             self.on_capture(replace(observation, params=self._copied, update=own(observation.update)))

@@ -10,8 +10,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor, nn
 
-from fl_app.local import LocalRule, Tensors
-from fl_app.wire import WireError, to_record, to_tensors
+from fl_app.core.local import LocalRule, Tensors
+from fl_app.core.wire import WireError, decoded, to_record, to_tensors
 from strategies.optimizers import ServerOptimizer
 from strategies.roster import Roster, one_line, sample_clients
 
@@ -31,18 +31,6 @@ class Rejected(ValueError):
     """Why a reply is not used."""
 
 
-def rule_to_config(rule: LocalRule) -> dict[str, str | int | float]:
-    """What a training message says beside the weights and the round."""
-    return {
-        "update": rule.kind,
-        "batch-size": rule.batch_size,
-        "local-steps": rule.steps,
-        "local-lr": rule.lr,
-        "local-examples": rule.examples,
-        "local-optimizer": rule.optimizer,
-    }
-
-
 def read_update(message: Message, like: Tensors, most: int, key: str = "num-examples") -> tuple[Tensors, int]:
     """(tensors as in `like`, number of examples up to `most`) of a reply; raises Rejected or WireError with the reason."""
     if message.has_error():
@@ -56,7 +44,7 @@ def read_update(message: Message, like: Tensors, most: int, key: str = "num-exam
     if record.keys() != like.keys():
         missing, extra = sorted(like.keys() - record.keys()), sorted(record.keys() - like.keys())
         raise Rejected(f"wrong parameter names (missing {missing[:3]}, unknown {[name[:40] for name in extra[:3]]})")
-    update = to_tensors(record)
+    update = decoded(record)
     for name, expected in like.items():
         if update[name].shape != expected.shape:
             raise Rejected(f"{name} has the shape {tuple(update[name].shape)}, not {tuple(expected.shape)}")
@@ -115,7 +103,7 @@ class FedSGD(Strategy):
             log.warning("round %d: clients %s are not connected", server_round, missing)
         nodes = [connected[client] for client in self.chosen(server_round) if client in connected]
         self._asked = set(nodes)
-        settings = ConfigRecord({**config, **rule_to_config(self.rule), "server-round": server_round})
+        settings = ConfigRecord({**config, **self.rule.to_dict(), "server-round": server_round})
         return [Message(RecordDict({"arrays": arrays, "config": settings}), node, MessageType.TRAIN) for node in nodes]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:

@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from fl_app import spec
-from fl_app.spec import Checked
+from fl_app.core import spec
+from fl_app.core.spec import Checked
 
 Rate = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]

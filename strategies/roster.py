@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fl_app.seeds import generator
+from fl_app.core.seeds import generator
 
 log = logging.getLogger("thorns")
 IDENTIFY = "query.identify"

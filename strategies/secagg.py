@@ -26,7 +26,7 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import Workflow
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fl_app.wire import to_record, to_tensors
+from fl_app.core.wire import to_record, to_tensors
 
 log = logging.getLogger("thorns")
 EXAMPLES = "num-examples"

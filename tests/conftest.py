@@ -16,7 +16,7 @@ from PIL import Image
 from rich.console import Console
 from small_sweep import text_of
 
-from fl_app.config import Experiment
+from fl_app.experiment.config import Experiment
 
 # In the background of a shell Ctrl-C is ignored, and children inherit that: tests that send it would wait in vain.
 signal.signal(signal.SIGINT, signal.default_int_handler)

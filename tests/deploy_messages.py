@@ -5,8 +5,8 @@ import torch
 from flwr.app import Array, ArrayRecord
 from flwr.supercore.task_identity import TaskIdentity
 
-from fl_app.deploy import packing
-from fl_app.wire import to_tensors
+from fl_app.core.wire import to_tensors
+from fl_app.engines.grpc import packing
 
 TENSORS = {"a.weight": torch.arange(30.0).reshape(3, 2, 5) / 7, "b": torch.tensor(7), "empty": torch.zeros(0, 4)}
 

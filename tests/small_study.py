@@ -6,12 +6,12 @@ from html.parser import HTMLParser
 
 import torch
 
-from adversary.jobs import guess_path, save_guess
-from fl_app.assets import assets_of
-from fl_app.attacking import folder_name
-from fl_app.runs import RunDir
+from fl_app.attacking.session import folder_name
+from fl_app.experiment.assets import assets_of
+from fl_app.experiment.runs import create_run, experiment_of
+from fl_app.experiment.truth import true_examples
 from fl_app.scoring.attacks import Scoring
-from fl_app.truth import true_examples
+from fl_app.store.reconstructions import guess_path, save_guess
 
 HOSTILE = '<script>window.hacked=1</script>"><img src=x onerror=hack()>'
 ATTACK = "idlg(iterations=1)"
@@ -28,7 +28,7 @@ def attack(run, who, noise, *, ledger="nothing beyond the protocol", failed=()):
     about = {"attack": text, "asked": ATTACK, "who": who, "grants": ["defense"] if who == "adaptive" else []}
     (folder / "attack.json").write_text(json.dumps(about))
     (folder / "timing.jsonl").write_text(json.dumps({"targets": len(KEYS), "seconds": 3.0}) + "\n")
-    assets, rng = assets_of(run.experiment()), torch.Generator().manual_seed(len(who))
+    assets, rng = assets_of(experiment_of(run)), torch.Generator().manual_seed(len(who))
     for key in KEYS:
         x, y = true_examples(assets, key[1], key[0])
         guess = (x + noise * torch.randn(x.shape, generator=rng)).clamp(0, 1)
@@ -44,7 +44,7 @@ def attack(run, who, noise, *, ledger="nothing beyond the protocol", failed=()):
 
 def make_run(small, path, defense, seed, accuracy, **more):
     experiment = small.changed(defense=defense, seed=seed, batch_size=2, rounds=2, capture="all", run_dir=str(path), **more)
-    run = RunDir.create(path, experiment)
+    run = create_run(path, experiment)
     for number, value in enumerate((0.1, accuracy / 2, accuracy)):
         run.record({"round": number, "seconds": 0.5 * number, "accuracy": value, "loss": 1.0, "macro_f1": value})
     return run

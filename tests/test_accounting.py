@@ -9,10 +9,10 @@ import pytest
 from scipy.stats import norm
 
 from client_defenses import build
-from client_defenses.accounting import epsilon, participations
+from client_defenses.tools.accounting import epsilon, participations
+from fl_app.core.local import LocalRule
+from fl_app.core.spec import SpecError
 from fl_app.data.batches import round_positions
-from fl_app.local import LocalRule
-from fl_app.spec import SpecError
 
 
 def sgd(noise, **given):

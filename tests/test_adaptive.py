@@ -15,10 +15,10 @@ from adversary.labels import infer
 from adversary.objectives import cosine, robust
 from adversary.refiner_attacks import ball, cleaned, shell
 from client_defenses import Memory
-from client_defenses import evaluator as evaluation
+from client_defenses.tools import evaluator as evaluation
 from fl_app import engines
-from fl_app.local import Step
-from fl_app.watcher import Watcher
+from fl_app.core.local import Step
+from fl_app.engines.watcher import Watcher
 
 FAST = "cosine_lbfgs(iterations=120)"
 SLOW = "cosine_lbfgs(iterations=300)"  # for first-order descent

@@ -11,15 +11,16 @@ import pytest
 import torch
 from test_cli import thorns
 
-from adversary.jobs import guess_path
-from adversary.worker import InlineWorker, RayWorker
 from fl_app import engines
-from fl_app.assets import assets_of
-from fl_app.attacking import Session
-from fl_app.grants import parse_grants
-from fl_app.runs import RunError
-from fl_app.scoring.attacks import Scoring, load_guess
-from fl_app.watcher import Watcher
+from fl_app.attacking.session import Session
+from fl_app.attacking.worker import InlineWorker, RayWorker
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.assets import assets_of
+from fl_app.experiment.grants import parse_grants
+from fl_app.experiment.runs import experiment_of
+from fl_app.scoring.attacks import Scoring
+from fl_app.store.files import RunError
+from fl_app.store.reconstructions import guess_path, load_guess
 
 IDLG = "idlg(iterations=60, restarts=1)"
 
@@ -41,7 +42,7 @@ def test_a_run_is_attacked_and_scored(captured):
     session, keys, outcomes = attack(captured)
     assert keys == [(r, c) for r in (1, 2) for c in range(3)]
     assert [outcome.status for outcome in outcomes] == ["done"] * 6
-    scoring = Scoring(assets_of(captured.experiment()), session.folder, session.failures(), perceptual=False)
+    scoring = Scoring(assets_of(experiment_of(captured)), session.folder, session.failures(), perceptual=False)
     scoring.run(keys)
     (_, found), *floors = scoring.table()
     assert found["psnr"].n == 6
@@ -58,7 +59,7 @@ def test_the_truth_is_out_of_reach_of_an_attack(captured, monkeypatch):
     first = {key: load_guess(guess_path(session.folder, key))[0] for key in keys}
     for key in keys:
         guess_path(session.folder, key).unlink()
-    monkeypatch.setattr("fl_app.assets.Assets.batch", lambda *_: pytest.fail("an attack asked for the truth"))
+    monkeypatch.setattr("fl_app.experiment.assets.Assets.batch", lambda *_: pytest.fail("an attack asked for the truth"))
     session, _, outcomes = attack(captured)
     assert {outcome.status for outcome in outcomes} == {"done"}
     assert all(torch.equal(first[key], load_guess(guess_path(session.folder, key))[0]) for key in keys)
@@ -68,7 +69,7 @@ def test_grants_are_recorded_with_every_result(captured):
     session, keys, _ = attack(captured, "idlg(iterations=5, labels='given')", ("labels", "defense"))
     _, y, _, notes = load_guess(guess_path(session.folder, keys[0]))
     assert notes["ledger"] == "labels, defense"
-    assert torch.equal(y, assets_of(captured.experiment()).batch(0, 1)[1])
+    assert torch.equal(y, assets_of(experiment_of(captured)).batch(0, 1)[1])
     with pytest.raises(ValueError, match="valid: labels, defense, statistics"):
         parse_grants(["lables"])
 
@@ -79,7 +80,7 @@ def test_what_fails_is_recorded_and_counted_and_the_rest_goes_on(captured):
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     assert [outcome.key for outcome in failed] == [(1, 1)]
     assert "client-01.safetensors" in failed[0].reason
-    scoring = Scoring(assets_of(captured.experiment()), session.folder, session.failures(), perceptual=False)
+    scoring = Scoring(assets_of(experiment_of(captured)), session.folder, session.failures(), perceptual=False)
     scoring.run(keys)
     summary = scoring.table()[0][1]["psnr"]
     assert (summary.n, summary.failed) == (5, 1)
@@ -98,7 +99,7 @@ def test_an_aggregate_is_attacked_and_held_against_the_clients_in_it(small):
     session, keys, outcomes = attack(run, "inverting_gradients(iterations=3)")
     assert keys == [(1, -1)]
     assert outcomes[0].status == "done", outcomes
-    scoring = Scoring(assets_of(run.experiment()), session.folder, session.failures(), perceptual=False)
+    scoring = Scoring(assets_of(experiment_of(run)), session.folder, session.failures(), perceptual=False)
     scoring.run(keys)
     assert scoring.lines[0]["visibility"] == "aggregate"
     assert scoring.table()[0][1]["psnr"].n == 1

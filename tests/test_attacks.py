@@ -15,7 +15,7 @@ from adversary.optimizers import Adam
 from adversary.priors import batchnorm_statistics, group_consistency, total_variation
 from client_defenses import Defense
 from fl_app import data, models
-from fl_app.local import LocalRule, local_update
+from fl_app.core.local import LocalRule, local_update
 
 SHAPE = (1, 28, 28)
 QUICK = {

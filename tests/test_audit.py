@@ -9,15 +9,16 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from adversary import foreign
-from adversary.base import AttackError, Observation
-from adversary.captures import Captures
-from adversary.jobs import Job, TaskSpec, run_job
-from adversary.worker import make_worker
-from fl_app.audit import audit, normalization, shape_of, sheet
-from fl_app.local import LocalRule, local_update
-from fl_app.runs import RunError
-from fl_app.scoring.attacks import load_guess
+from adversary.base import AttackError
+from fl_app.attacking import foreign
+from fl_app.attacking.audit import audit, normalization, shape_of, sheet
+from fl_app.attacking.jobs import Job, TaskSpec, run_job
+from fl_app.attacking.worker import make_worker
+from fl_app.core.local import LocalRule, local_update
+from fl_app.core.observation import Observation
+from fl_app.store.captures import Captures
+from fl_app.store.files import RunError
+from fl_app.store.reconstructions import load_guess
 
 MODULE = "theirs_for_the_audit"
 CODE = """

@@ -16,15 +16,15 @@ from PIL import Image
 import client_defenses
 from client_defenses import Chain, Defense
 from client_defenses.base import overrides
-from client_defenses.evaluator import Evaluator, Facts, Training, build_network, save
-from fl_app.assets import assets_of
+from client_defenses.tools.evaluator import Evaluator, Facts, Training, build_network, save
 from fl_app.client_app import app
-from fl_app.deploy.local import Local, run_local
+from fl_app.core.local import local_update
+from fl_app.engines.grpc.local import Local, run_local
 from fl_app.engines.inline import InlineGrid
-from fl_app.local import local_update
+from fl_app.engines.serving import serve
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.assets import assets_of
 from fl_app.models import parameters_of
-from fl_app.server_app import serve
-from fl_app.watcher import Watcher
 
 PIXELS = np.array([201, 3, 117, 44, 250, 9, 88, 163, 31, 240, 5, 142], dtype=np.uint8)
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?", re.IGNORECASE)

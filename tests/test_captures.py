@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from adversary import sealed
-from adversary.base import Knowledge, Observation
-from adversary.capture_format import encode
-from adversary.captures import CaptureError, Captures
-from fl_app.local import LocalRule
+from fl_app.core.local import LocalRule
+from fl_app.core.observation import Knowledge, Observation
+from fl_app.store import sealed
+from fl_app.store.capture_format import encode
+from fl_app.store.captures import CaptureError, Captures
 
 SHAPES = {"b.weight": (3, 2), "a": (4,), "scale": ()}
 
@@ -259,5 +259,6 @@ def test_foreign_files_and_odd_places_are_refused(tmp_path, rng):
 def test_the_header_is_versioned_json(tmp_path, rng):
     raw = Captures(tmp_path).write(observation(rng, knowledge=Knowledge(defense="none"))).read_bytes()
     notes = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
-    expected = {"thorns": "capture", "version": "2", "kind": "gradient", "num_examples": "8", "client": "3", "defense": "none"}
+    expected = {"thorns": "capture", "version": "3", "num_examples": "8", "client": "3", "defense": "none"}
     assert expected.items() <= notes.items()
+    assert json.loads(notes["rule"])["update"] == "gradient"

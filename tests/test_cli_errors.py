@@ -7,28 +7,29 @@ import pytest
 import typer
 from rich.console import Console
 
-from fl_app import cli, engines
-from fl_app.cli_attack import attack_run
-from fl_app.config import ConfigError
-from fl_app.runs import RunError
+from fl_app import engines
+from fl_app.cli import main as cli
+from fl_app.cli.attack import attack_run
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.config import ConfigError
+from fl_app.store.files import RunError
 from fl_app.sweeps import command
-from fl_app.watcher import Watcher
 
 
 def test_a_run_is_not_resumed_to_a_round_that_it_has_passed(small):
     path = engines.run(small, "inline", Watcher()).path
-    assert cli.experiment_of(["rounds=9"], None, path).rounds == 9
+    assert cli.asked_for(["rounds=9"], None, path).rounds == 9
     with pytest.raises(ConfigError, match=r"is at round 6 of 4: add -c rounds=N, N above 6"):
-        cli.experiment_of(["rounds=4"], None, path)
+        cli.asked_for(["rounds=4"], None, path)
     with pytest.raises(ConfigError, match="only rounds, eval-every, round-timeout can change, not seed"):
-        cli.experiment_of(["seed=4"], None, path)
+        cli.asked_for(["seed=4"], None, path)
 
 
 def test_a_run_that_is_made_longer_keeps_its_new_length(small, monkeypatch, capsys):
     run = engines.run(small, "inline", Watcher())
     monkeypatch.chdir(run.path.parent)
 
-    def interrupted(experiment, watcher):
+    def interrupted(experiment, watcher, make_beside):
         watcher.interrupted = True
         return engines.run(experiment, "inline", Watcher(), resume=True)
 
@@ -36,7 +37,7 @@ def test_a_run_that_is_made_longer_keeps_its_new_length(small, monkeypatch, caps
         cli.run_and_report(small.changed(rounds=8), "inline", interrupted)
     assert ended.value.exit_code == 130
     assert "Go on with: thorns run --resume run\n" in capsys.readouterr().out
-    assert cli.experiment_of(None, None, run.path).rounds == 8
+    assert cli.asked_for(None, None, run.path).rounds == 8
 
 
 def test_an_attack_on_what_was_not_captured_leaves_older_scores_alone(small):

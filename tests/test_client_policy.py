@@ -10,21 +10,21 @@ from flwr.common.config import parse_config_args
 from test_engines import go, same, weights_of
 
 import client_defenses
-from adversary.captures import Captures
 from client_defenses import Memory
 from fl_app import data
-from fl_app.assets import assets_of
+from fl_app.client.policy import OwnConfig, at_least, own_config
 from fl_app.client_app import app, defended_update
+from fl_app.core.local import local_update
+from fl_app.core.seeds import derive
+from fl_app.core.spec import SpecError
+from fl_app.core.wire import to_record, to_tensors
 from fl_app.data.batches import round_positions
 from fl_app.engines.inline import InlineGrid
-from fl_app.local import local_update
+from fl_app.engines.serving import build_strategy, serve
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.assets import assets_of
 from fl_app.models import parameters_of
-from fl_app.own_config import OwnConfig, at_least, own_config
-from fl_app.seeds import derive
-from fl_app.server_app import build_strategy, serve
-from fl_app.spec import SpecError
-from fl_app.watcher import Watcher
-from fl_app.wire import to_record, to_tensors
+from fl_app.store.captures import Captures
 
 NOISE = "dp_gaussian(scale=1.0, clip=None)"
 

@@ -7,11 +7,11 @@ import torch
 from test_client_policy import NOISE, ask, federation, flat, gradient_of, update_of
 from test_engines import same
 
-from fl_app.assets import assets_of
+from fl_app.client.policy import OwnConfig, Refused
+from fl_app.client.secret import secret_of
+from fl_app.core.seeds import secret_generator
+from fl_app.experiment.assets import assets_of
 from fl_app.models import parameters_of
-from fl_app.own_config import OwnConfig, Refused
-from fl_app.own_secret import secret_of
-from fl_app.seeds import secret_generator
 
 
 def test_the_runs_seed_foretells_nothing(small):

@@ -7,7 +7,7 @@ import adversary
 from adversary import Observation, Task
 from adversary.problem import Problem
 from fl_app import models
-from fl_app.local import LocalRule, local_update
+from fl_app.core.local import LocalRule, local_update
 
 
 @pytest.mark.parametrize("labels", ["rows", "joint"])

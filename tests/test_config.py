@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_app.config import ConfigError, Experiment, from_run_config, parse_assignment, read_toml, toml_value
+from fl_app.experiment.config import ConfigError, Experiment, from_run_config, parse_assignment, read_toml, toml_value
 
 ROOT = Path(__file__).parent.parent
 

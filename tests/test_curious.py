@@ -11,10 +11,10 @@ from flwr.serverapp.strategy import FedAvg
 from test_engines import StopAt, go, same, weights_of
 from test_fedsgd import RULE, SHAPES, good, make, tensors
 
-from adversary.captures import Captures
+from fl_app.core.local import LocalRule
+from fl_app.core.wire import to_record, to_tensors
 from fl_app.engines.inline import InlineGrid
-from fl_app.local import LocalRule
-from fl_app.wire import to_record, to_tensors
+from fl_app.store.captures import Captures
 from strategies import Curious, Resumed
 
 DELTA = LocalRule(kind="delta", batch_size=4, steps=2, lr=0.1)
@@ -53,8 +53,8 @@ def test_the_hook_changes_nothing(small, tmp_path, settings):
 
 
 def test_captures_are_the_gradients_on_the_weights_of_their_round(small):
-    from fl_app.assets import assets_of
-    from fl_app.local import local_update
+    from fl_app.core.local import local_update
+    from fl_app.experiment.assets import assets_of
 
     seen = captures_of(go(small.changed(capture="1,4-5", capture_clients="0,2")))
     assert [(one.server_round, one.client) for one in seen] == [(r, c) for r in (1, 4, 5) for c in (0, 2)]

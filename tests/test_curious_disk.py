@@ -43,8 +43,8 @@ LIMITED = """
 import logging, resource, sys
 from pathlib import Path
 from fl_app import engines
-from fl_app.config import from_run_config, read_toml
-from fl_app.watcher import Watcher
+from fl_app.experiment.config import from_run_config, read_toml
+from fl_app.engines.watcher import Watcher
 experiment = from_run_config(read_toml(Path(sys.argv[1])))
 logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))

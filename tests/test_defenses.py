@@ -11,12 +11,12 @@ from torch.nn import functional as F
 import client_defenses
 from client_defenses import Chain, Defense, Memory
 from client_defenses.base import beyond_messages
-from client_defenses.evaluator import Evaluator, Facts, Training, build_network, save
 from client_defenses.refiner import Refiner
+from client_defenses.tools.evaluator import Evaluator, Facts, Training, build_network, save
 from fl_app import models
-from fl_app.local import Step
-from fl_app.spec import SpecError
-from fl_app.wire import to_record, to_tensors
+from fl_app.core.local import Step
+from fl_app.core.spec import SpecError
+from fl_app.core.wire import to_record, to_tensors
 
 
 @pytest.fixture

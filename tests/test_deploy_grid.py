@@ -6,9 +6,9 @@ from deploy_messages import TENSORS, damaged, equal, identity  # noqa: F401
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fl_app.deploy import packing
-from fl_app.deploy.grid import AdaptiveGrid
-from fl_app.wire import to_record
+from fl_app.core.wire import to_record
+from fl_app.engines.grpc import packing
+from fl_app.engines.grpc.grid import AdaptiveGrid
 
 
 class Nodes(Grid):

@@ -8,16 +8,16 @@ import threading
 import pytest
 from typer.testing import CliRunner
 
-from fl_app.cli_deploy import app as deploy_app
-from fl_app.deploy.certificates import (
+from fl_app.cli.deploy import app as deploy_app
+from fl_app.engines.grpc.certificates import (
     Certificates,
     make_certificates,
     make_node_key,
     read_node_key,
     read_public_key,
 )
-from fl_app.deploy.connection import NodeSettings
-from fl_app.deploy.link import Link
+from fl_app.engines.grpc.connection import NodeSettings
+from fl_app.engines.grpc.link import Link
 
 
 def handshake(server_files, authority, host):

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from test_cli import THORNS, settings_of
 from test_engines import same, weights_of
 
-from adversary.captures import Captures
 from fl_app import engines
-from fl_app.deploy.certificates import make_certificates, make_node_key
-from fl_app.deploy.processes import free_port
-from fl_app.runs import RunDir
-from fl_app.watcher import Watcher
+from fl_app.engines.grpc.certificates import make_certificates, make_node_key
+from fl_app.engines.grpc.processes import free_port
+from fl_app.engines.watcher import Watcher
+from fl_app.store.captures import Captures
+from fl_app.store.runs import RunDir
 
 MARK = "THORNS_TEST_DEPLOYMENT"
 
@@ -96,7 +96,7 @@ def test_sigterm_ends_all_that_was_started(small, tmp_path):
 
 
 def test_help_answers_without_heavy_imports():
-    code = "import sys; import fl_app.cli; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
+    code = "import sys; import fl_app.cli.main; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 

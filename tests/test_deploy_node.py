@@ -7,10 +7,10 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import Run, RunNotRunningException
 
-from fl_app.deploy import packing
-from fl_app.deploy.connection import Connection, NodeSettings
-from fl_app.deploy.node import Node, load_client_app
-from fl_app.wire import to_record, to_tensors
+from fl_app.core.wire import to_record, to_tensors
+from fl_app.engines.grpc import packing
+from fl_app.engines.grpc.connection import Connection, NodeSettings
+from fl_app.engines.grpc.node import Node, load_client_app
 
 RUN = 77
 
@@ -92,7 +92,7 @@ def test_a_run_that_ended_is_no_error():
 
 
 def test_a_node_takes_settings_from_the_bundle_and_no_code():
-    from fl_app.deploy.link import bundle
+    from fl_app.engines.grpc.link import bundle
 
     link = FakeLink(question(packed=False))
     content = bundle({"rounds": 3, "defense": "none"}, "os:system")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fl_app.deploy.connection import NodeSettings
-from fl_app.deploy.node import run_node
-from fl_app.spec import SpecError
+from fl_app.core.spec import SpecError
+from fl_app.engines.grpc.connection import NodeSettings
+from fl_app.engines.grpc.node import run_node
 
 
 def test_a_misspelt_setting_ends_the_client_before_it_connects():

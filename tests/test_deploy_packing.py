@@ -6,9 +6,9 @@ from deploy_messages import TENSORS, damaged, equal, identity  # noqa: F401
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from fl_app.deploy import packing
-from fl_app.deploy.polling import Backoff
-from fl_app.wire import to_record
+from fl_app.core.wire import to_record
+from fl_app.engines.grpc import packing
+from fl_app.engines.grpc.polling import Backoff
 
 
 def looks(backoff, clock, wait):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fl_app.deploy.processes import Processes, free_port
+from fl_app.engines.grpc.processes import Processes, free_port
 
 
 def alive(pid):
@@ -45,7 +45,7 @@ def test_a_process_that_ends_by_itself_is_reported_with_its_last_words(tmp_path)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
 def test_children_of_a_killed_parent_do_not_linger(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from fl_app.deploy.processes import Processes\n"
+        "import sys, time; from pathlib import Path; from fl_app.engines.grpc.processes import Processes\n"
         "with Processes(Path(sys.argv[1]), {}) as p: print(p.start('a', ['sleep', '60']).pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:

@@ -8,15 +8,15 @@ import torch
 from flwr.app import Context, RecordDict
 from test_engines import StopAt, same, weights_of
 
+from fl_app.client.policy import Refused
+from fl_app.client.state import KEPT_ROUNDS, KEPT_RUNS, ClientState, Kept, check_private
 from fl_app.client_app import ANSWERED, app
-from fl_app.deploy.connection import NodeSettings
-from fl_app.deploy.node import run_node
-from fl_app.deploy.state import KEPT_ROUNDS, KEPT_RUNS, ClientState, Kept, check_private
+from fl_app.engines.grpc.connection import NodeSettings
+from fl_app.engines.grpc.node import run_node
 from fl_app.engines.inline import InlineGrid
-from fl_app.own_config import Refused
-from fl_app.runs import load_tensors, save_tensors
-from fl_app.server_app import serve
-from fl_app.watcher import Watcher
+from fl_app.engines.serving import serve
+from fl_app.engines.watcher import Watcher
+from fl_app.store.files import load_tensors, save_tensors
 
 MEMORY = "prune(ratio=0.5, memory=True)"
 
@@ -165,7 +165,7 @@ def test_a_folder_that_others_can_read_ends_the_client_before_it_connects(tmp_pa
 
 
 def test_the_usual_folder_is_by_key_or_partition(tmp_path, monkeypatch):
-    from fl_app.deploy.certificates import make_node_key
+    from fl_app.engines.grpc.certificates import make_node_key
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     keys = [make_node_key(tmp_path, number) for number in range(2)]

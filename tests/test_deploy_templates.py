@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fl_app.own_config import own_config
+from fl_app.client.policy import own_config
 
 DEPLOY = Path(__file__).parent.parent / "examples" / "deploy"
 BIN = Path(sys.executable).parent

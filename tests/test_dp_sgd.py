@@ -6,11 +6,12 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from client_defenses import Memory, build, per_example
+from client_defenses import Memory, build
 from client_defenses.dp_sgd import DPSGD
+from client_defenses.tools import per_example
 from fl_app import models
-from fl_app.local import Step
-from fl_app.spec import SpecError
+from fl_app.core.local import Step
+from fl_app.core.spec import SpecError
 
 MODELS = {
     "lenet": (3, 16, 16),

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 import client_defenses
-from adversary.captures import Captures
 from client_defenses import Defense
 from fl_app import engines
-from fl_app.assets import assets_of
 from fl_app.client_app import check_request
-from fl_app.config import Experiment
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.assets import assets_of
+from fl_app.experiment.config import Experiment
 from fl_app.models import parameters_of
-from fl_app.runs import RunDir, RunError
-from fl_app.watcher import Watcher
-from strategies.fedsgd import rule_to_config
+from fl_app.store.captures import Captures
+from fl_app.store.files import RunError
+from fl_app.store.runs import RunDir
 
 CASES = {
     "partial participation": {"clients": 7, "fraction": 0.4, "capture": "1-2"},
@@ -134,7 +134,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(small, tmp_path):
     whole = go(small.changed(rounds=400, run_dir=str(tmp_path / "whole")))
     killed = small.changed(rounds=400, run_dir=str(tmp_path / "killed"))
     (tmp_path / "settings.toml").write_text(killed.toml())
-    code = "import fl_app.server_app as s; s.CHECKPOINT_SECONDS = 0.05; from fl_app.cli import main; main()"
+    code = "import fl_app.engines.serving as s; s.CHECKPOINT_SECONDS = 0.05; from fl_app.cli.main import main; main()"
     process = subprocess.Popen([sys.executable, "-c", code, "run", "--config", str(tmp_path / "settings.toml")])
     run = RunDir(tmp_path / "killed")
     while not run.checkpoint_path.exists():
@@ -170,7 +170,7 @@ def test_the_seed_is_all_that_decides(small, tmp_path):
 
 
 def test_a_server_that_changes_the_rule_is_refused(small):
-    config = {**rule_to_config(small.rule), "server-round": 3}
+    config = {**small.rule.to_dict(), "server-round": 3}
     assert check_request(config, small) == 3
     for key, value in (("batch-size", 1), ("update", "delta"), ("server-round", 0), ("server-round", "1")):
         with pytest.raises(ValueError, match=r"agreed on|no valid round"):
@@ -181,9 +181,9 @@ def test_replies_carry_an_update_and_a_number_and_nothing_else(small):
     from flwr.app import Context, RecordDict
 
     from fl_app.client_app import app
+    from fl_app.core.wire import to_record
     from fl_app.engines.inline import InlineGrid
-    from fl_app.server_app import build_strategy
-    from fl_app.wire import to_record
+    from fl_app.engines.serving import build_strategy
 
     grid = InlineGrid(app, small.clients, small.run_config())
     strategy = build_strategy(small)

@@ -11,9 +11,11 @@ from torch import nn
 
 import client_defenses
 from adversary.refiner_attacks import ball, noise_share, shell, unblend
-from client_defenses import evaluator as evaluation
-from client_defenses.evaluator import EvaluatorError, Facts, Training
-from fl_app import data, evaluators, photos
+from client_defenses.tools import evaluator as evaluation
+from client_defenses.tools.evaluator import EvaluatorError, Facts, Training
+from fl_app import data
+from fl_app.data import photos
+from fl_app.experiment import evaluators
 from fl_app.scoring.noise_ratio import noise_ratio
 from fl_app.scoring.perceptual import Unavailable
 
@@ -205,7 +207,7 @@ def test_a_run_gives_every_refiner_its_network(cache, clients, quiet, monkeypatc
 
 
 def test_the_command(cache, clients, monkeypatch, tmp_path):
-    from fl_app.cli_evaluator import train_evaluator
+    from fl_app.cli.evaluator import train_evaluator
 
     monkeypatch.setattr(photos, "NUMBER", 20)
     with (tmp_path / "shown").open("w") as out:

@@ -21,9 +21,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.telemetry import EventType
 from rich.console import Console
 
-from adversary.captures import Captures
-from fl_app.audit import audit
+from fl_app.attacking.audit import audit
 from fl_app.engines.inline import InlineGrid
+from fl_app.store.captures import Captures
 
 APP = Path(__file__).parent.parent / "examples" / "quickstart-pytorch"
 BLOCK = re.compile(r"^```diff (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -215,7 +215,7 @@ def test_what_was_captured_of_the_app_can_be_attacked(app, monkeypatch):
 
 
 def guessed(out, name):
-    from fl_app.scoring.attacks import load_guess
+    from fl_app.store.reconstructions import load_guess
 
     return load_guess(next(out.glob(f"*/round-0001/{name}.safetensors")))[0]
 

@@ -11,18 +11,20 @@ from safetensors import safe_open
 from test_gate import add_attack, app, failed, line, make_run, make_sweep
 from typer.testing import CliRunner
 
-from adversary.worker import InlineWorker
-from fl_app import engines, tensorboard
-from fl_app.assets import assets_of
-from fl_app.attacking import Session
-from fl_app.contest import scored, sessions_of
-from fl_app.export import TABLES, read_checked
-from fl_app.results import read_study
-from fl_app.runs import RunError
+from fl_app import engines
+from fl_app.analysis.results import read_study
+from fl_app.attacking.attackers import sessions_of
+from fl_app.attacking.session import Session
+from fl_app.attacking.worker import InlineWorker
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.assets import assets_of
+from fl_app.report import tensorboard
+from fl_app.report.export import TABLES, read_checked
+from fl_app.scoring.attacks import Scoring
 from fl_app.scoring.score import summarize
+from fl_app.store.files import RunError
 from fl_app.sweeps.file import sweep_of
 from fl_app.sweeps.plan import make_plan
-from fl_app.watcher import Watcher
 
 DOCS = Path(__file__).parent.parent / "docs" / "files.md"
 READERS = {"csv": pd.read_csv, "jsonl": lambda path: pd.read_json(path, lines=True), "parquet": pd.read_parquet}
@@ -160,7 +162,7 @@ def test_tensorboard_reads_scalars_words_and_pictures(sweep, tmp_path):
 @pytest.fixture(scope="module")
 def real(pictures, tmp_path_factory):
     """A small run with an epsilon, attacked naively and informed, one of its captures damaged."""
-    from fl_app.config import Experiment
+    from fl_app.experiment.config import Experiment
 
     experiment = Experiment(
         dataset=f"imagefolder(path='{pictures}', size=12)",
@@ -178,7 +180,7 @@ def real(pictures, tmp_path_factory):
     keys = first.captured()
     for number, session in enumerate(sessions_of(first, keys, adaptive=True)):
         session.work(session.pending(keys), 64, lambda _: None)
-        scored(assets_of(experiment), session, keys, perceptual=False, floors=number == 0)
+        Scoring(assets_of(experiment), session.folder, session.failures(), perceptual=False, floors=number == 0).run(keys)
     return run
 
 

@@ -14,9 +14,9 @@ from adversary.fedem_attack import common_part, remove_common
 from client_defenses import Memory
 from client_defenses.fedem import FedEM, entry_of, slopes
 from fl_app import engines, models
-from fl_app.local import Step, loss_of
-from fl_app.spec import SpecError
-from fl_app.watcher import Watcher
+from fl_app.core.local import Step, loss_of
+from fl_app.core.spec import SpecError
+from fl_app.engines.watcher import Watcher
 
 SHAPE = (1, 12, 12)
 

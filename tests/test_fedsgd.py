@@ -9,9 +9,9 @@ from flwr.clientapp import ClientApp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fl_app.core.local import LocalRule
+from fl_app.core.wire import to_record, to_tensors
 from fl_app.engines.inline import InlineGrid
-from fl_app.local import LocalRule
-from fl_app.wire import to_record, to_tensors
 from strategies import FedDelta, FedSGD, optimizers
 from strategies.roster import Roster, RosterError
 

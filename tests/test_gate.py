@@ -9,12 +9,12 @@ from test_cli import THORNS
 from typer.testing import CliRunner
 
 from fl_app import engines
-from fl_app.cli_results import export, gate
-from fl_app.config import Experiment
-from fl_app.gate import LEAK, PASSED, UNJUDGED, judge, limits_of
-from fl_app.results import read_study
-from fl_app.runs import RunDir
-from fl_app.watcher import Watcher
+from fl_app.analysis.gate import LEAK, PASSED, UNJUDGED, judge, limits_of
+from fl_app.analysis.results import read_study
+from fl_app.cli.results import export, gate
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.config import Experiment
+from fl_app.experiment.runs import create_run
 
 SAFE = {"psnr": 9.0, "ssim": 0.1, "lpips_alex": 0.6, "lpips_vgg": 0.7}
 
@@ -40,7 +40,7 @@ def add_attack(run, lines, who="attack", asked="idlg", attack=None, grants=(), f
 
 
 def make_run(path, lines=None, **settings):
-    RunDir.create(path, Experiment(**settings))
+    create_run(path, Experiment(**settings))
     rows = [{"round": n, "seconds": n / 2, "accuracy": 0.5 + n / 10, "loss": 1.0, "macro_f1": 0.5} for n in range(3)]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if lines is not None:

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from test_audit import IDLG, MODULE, capture, theirs  # noqa: F401
 from test_gate import run_gate
 
-from fl_app.gate import LEAK, PASSED, UNJUDGED
+from fl_app.analysis.gate import LEAK, PASSED, UNJUDGED
 
 
 def save_truth(path, images, labels=(0, 1)):

@@ -8,7 +8,6 @@ from scipy import stats
 
 import client_defenses
 from client_defenses import Memory
-from client_defenses.clipping import clip, total_norm
 from client_defenses.dp_gaussian import DPGaussian
 from client_defenses.dp_laplace import DPLaplace, laplace
 from client_defenses.drop_fedsgd import DropFedSGD
@@ -16,7 +15,8 @@ from client_defenses.gradient_dropout import (
     GradientDropout,
 )
 from client_defenses.quantize import Quantize
-from fl_app.spec import SpecError
+from client_defenses.tools.clipping import clip, total_norm
+from fl_app.core.spec import SpecError
 
 
 def flat(tensors):

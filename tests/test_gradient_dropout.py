@@ -8,7 +8,6 @@ from scipy import stats
 from test_gradient_defenses import like_normal, sent_by
 
 from client_defenses import Memory
-from client_defenses.clipping import clip, total_norm
 from client_defenses.drop_fedsgd import DropFedSGD, calibrate
 from client_defenses.gradient_dropout import (
     GradientDropout,
@@ -17,8 +16,9 @@ from client_defenses.gradient_dropout import (
     expected_squared_error,
     largest_p,
 )
+from client_defenses.tools.clipping import clip, total_norm
 from fl_app import models
-from fl_app.local import Step, loss_of
+from fl_app.core.local import Step, loss_of
 
 
 @pytest.fixture

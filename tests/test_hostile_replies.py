@@ -12,10 +12,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from test_engines import same
 from test_fedsgd import SHAPES, app_of, good, tensors
 
-from adversary.captures import Captures
+from fl_app.core.local import LocalRule
+from fl_app.core.wire import to_record, to_tensors
 from fl_app.engines.inline import InlineGrid
-from fl_app.local import LocalRule
-from fl_app.wire import to_record, to_tensors
+from fl_app.store.captures import Captures
 from strategies import Curious, FedDelta, FedSGD, optimizers
 
 CLIENTS, HOSTILE, ROUNDS = 4, 2, 320

@@ -7,16 +7,31 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 OURS = {"fl_app", "strategies", "client_defenses", "adversary"}
-BASE = {"fl_app.local", "fl_app.spec"}
+# From the floor to the roof: a room may know only what is named here, and what is named lies above it.
+CORE, STORE, MODELS, DATA = "fl_app.core", "fl_app.store", "fl_app.models", "fl_app.data"
+EXPERIMENT, CLIENT, ENGINES, ATTACKING = "fl_app.experiment", "fl_app.client", "fl_app.engines", "fl_app.attacking"
+SCORING, ANALYSIS, REPORT, SWEEPS = "fl_app.scoring", "fl_app.analysis", "fl_app.report", "fl_app.sweeps"
+FLOOR = {CORE, STORE, MODELS, DATA, "client_defenses", "strategies"}
 ALLOWED = {
-    "fl_app/local.py": set(),
-    "fl_app/spec.py": set(),
-    "fl_app/models": {"fl_app.local", "fl_app.spec", "fl_app.models", "fl_app.vision"},
-    "client_defenses": {*BASE, "client_defenses"},
-    # The one defense file that handles Flower's messages; what it reads them with reaches no data.
-    "client_defenses/mods.py": {*BASE, "fl_app.seeds", "fl_app.wire", "client_defenses"},
-    "adversary": {*BASE, "fl_app.models", "client_defenses", "adversary"},
-    "strategies": {*BASE, "fl_app.seeds", "fl_app.wire", "client_defenses", "adversary", "strategies"},
+    "fl_app/core": {CORE},
+    "fl_app/store": {CORE, STORE},
+    "fl_app/models": {CORE, MODELS},
+    "fl_app/data": {CORE, STORE, DATA},
+    "client_defenses": {CORE, "client_defenses"},
+    "strategies": {CORE, "strategies"},
+    "adversary": {CORE, STORE, MODELS, "adversary"},
+    "adversary/informed": {CORE, STORE, MODELS, "adversary", "client_defenses"},
+    "fl_app/experiment": FLOOR | {EXPERIMENT},
+    # No attack, no strategy: what runs at a client is what a client needs.
+    "fl_app/client": {CORE, STORE, MODELS, DATA, EXPERIMENT, CLIENT, "client_defenses"},
+    "fl_app/client_app.py": {CORE, STORE, MODELS, DATA, EXPERIMENT, CLIENT, "client_defenses"},
+    "fl_app/engines": FLOOR | {EXPERIMENT, CLIENT, "fl_app.client_app", ENGINES},
+    "fl_app/attacking": FLOOR | {EXPERIMENT, "adversary", ATTACKING},
+    "fl_app/scoring": {CORE, STORE, MODELS, DATA, EXPERIMENT, "client_defenses", SCORING},
+    "fl_app/analysis": {CORE, STORE, EXPERIMENT, "adversary", ATTACKING, SCORING, ANALYSIS},
+    "fl_app/report": {CORE, STORE, EXPERIMENT, SCORING, ANALYSIS, REPORT},
+    "fl_app/sweeps": FLOOR | {EXPERIMENT, ENGINES, "adversary", ATTACKING, SCORING, ANALYSIS, REPORT, SWEEPS},
+    "fl_app/server_app.py": {ENGINES, ATTACKING},
 }
 
 
@@ -27,9 +42,10 @@ def imports_of(path):
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             assert node.level == 0, f"{path}: imports are absolute here"
-            if module in OURS:  # `from fl_app import spec` imports fl_app.spec if there is such a module
+            # `from fl_app.core import spec` imports fl_app.core.spec if there is such a module
+            if module.partition(".")[0] in OURS and (ROOT / module.replace(".", "/")).is_dir():
                 for alias in node.names:
-                    inner = ROOT / module / alias.name
+                    inner = ROOT / module.replace(".", "/") / alias.name
                     yield f"{module}.{alias.name}" if inner.with_suffix(".py").exists() or inner.is_dir() else module
             else:
                 yield module
@@ -42,8 +58,8 @@ def files(place):
 
 @pytest.mark.parametrize("place", ALLOWED)
 def test_imports_go_one_way(place):
-    own = {ROOT / other for other in ALLOWED if other != place}
-    for path in [path for path in files(place) if path not in own]:
+    inner = [ROOT / other for other in ALLOWED if other.startswith(f"{place}/")]
+    for path in [path for path in files(place) if not any(path.is_relative_to(room) for room in inner)]:
         for name in imports_of(path):
             if name.partition(".")[0] in OURS:
                 allowed = any(name == base or name.startswith(f"{base}.") for base in ALLOWED[place])
@@ -54,13 +70,13 @@ def test_only_scoring_and_grants_reach_the_truth():
     for path in [p for place in OURS for p in files(place)]:
         if path.is_relative_to(ROOT / "fl_app" / "scoring") or path.name in ("truth.py", "grants.py", "attacking.py"):
             continue
-        assert not any(name.startswith("fl_app.truth") for name in imports_of(path)), path
+        assert not any(name.startswith("fl_app.experiment.truth") for name in imports_of(path)), path
 
 
 def test_the_rules_would_notice(tmp_path):
     bad = tmp_path / "bad.py"
-    bad.write_text("from fl_app import data\nimport fl_app.truth\n")
-    assert list(imports_of(bad)) == ["fl_app.data", "fl_app.truth"]
+    bad.write_text("from fl_app import data\nimport fl_app.experiment.truth\n")
+    assert list(imports_of(bad)) == ["fl_app.data", "fl_app.experiment.truth"]
 
 
 # Reads one registry package's weights, whose checksum is known, through an allow-list that reaches no function at all.

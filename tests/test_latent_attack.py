@@ -6,13 +6,13 @@ from test_latent_perturbation import SHAPE, step_of
 from torch.func import functional_call, vmap
 
 import adversary
-from adversary.base import Knowledge, Observation, Task
 from adversary.latent_attack import informed_model, with_mean_noise
 from client_defenses import Memory, build
-from client_defenses.cut import passed
 from client_defenses.latent_perturbation import LatentPerturbation
+from client_defenses.tools.cut import passed
 from fl_app import models
-from fl_app.local import LocalRule
+from fl_app.core.local import LocalRule
+from fl_app.core.observation import Knowledge, Observation, Task
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from test_latent_perturbation import step_of
 from torch import nn
 
 from client_defenses import Memory
-from client_defenses.cut import cut_layer
-from client_defenses.decoder import Decoder
 from client_defenses.latent_perturbation import LatentPerturbation
+from client_defenses.tools.cut import cut_layer
+from client_defenses.tools.decoder import Decoder
 from fl_app import models
-from fl_app.spec import SpecError
+from fl_app.core.spec import SpecError
 
 
 @pytest.fixture

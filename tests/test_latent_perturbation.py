@@ -9,12 +9,12 @@ from test_engines import same
 from torch.nn import functional as F
 
 from client_defenses import Memory, build
-from client_defenses.cut import passed
-from client_defenses.decoder import Decoder, correlation, improve, pearson, start
 from client_defenses.latent_perturbation import LatentPerturbation
+from client_defenses.tools.cut import passed
+from client_defenses.tools.decoder import Decoder, correlation, improve, pearson, start
 from fl_app import models
-from fl_app.local import LocalRule, Step, local_update
-from fl_app.wire import to_record, to_tensors
+from fl_app.core.local import LocalRule, Step, local_update
+from fl_app.core.wire import to_record, to_tensors
 
 SHAPE = (1, 12, 12)
 

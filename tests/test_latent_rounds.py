@@ -4,15 +4,15 @@ import pytest
 from flwr.app import RecordDict
 from test_engines import StopAt, same
 
-from adversary.captures import Captures
 from client_defenses.latent_perturbation import LatentPerturbation
 from fl_app import engines, models
-from fl_app.assets import assets_of
 from fl_app.client_app import MEMORY, app, memory_of
+from fl_app.core.wire import to_record, to_tensors
 from fl_app.engines.inline import InlineGrid
-from fl_app.server_app import build_strategy
-from fl_app.watcher import Watcher
-from fl_app.wire import to_record, to_tensors
+from fl_app.engines.serving import build_strategy
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.assets import assets_of
+from fl_app.store.captures import Captures
 
 TINY = {
     "defense": "latent_perturbation(noise='learned', pretrain_epochs=1, pretrain_batch=8)",

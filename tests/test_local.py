@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from fl_app import models
-from fl_app.local import LocalRule, Step, local_update
+from fl_app.core.local import LocalRule, Step, local_update
 
 SMOOTH = [
     "lenet",

@@ -11,8 +11,8 @@ from client_defenses import Memory
 from client_defenses.instahide import InstaHide
 from client_defenses.mixup import MixUp, classes_of, mixed_pairs
 from fl_app import models
-from fl_app.local import Step
-from fl_app.spec import SpecError
+from fl_app.core.local import Step
+from fl_app.core.spec import SpecError
 
 SHAPE = (1, 12, 12)
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fl_app import models
-from fl_app.spec import SpecError
+from fl_app.core.spec import SpecError
 
 
 @pytest.mark.parametrize("name", sorted(models.MODELS))

@@ -9,7 +9,7 @@ from client_defenses import Memory, build
 from client_defenses.ldpm import LDPM
 from client_defenses.ppfa import PPFA, noise_for, total_variation
 from fl_app import models
-from fl_app.local import Step
+from fl_app.core.local import Step
 
 BUDGETS = (0.995, 0.99, 0.98, 0.97, 0.8)
 
@@ -80,7 +80,7 @@ def test_ldpm_bounds_what_a_replaced_example_can_change_and_says_the_noise(step)
 
 def test_ldpm_takes_the_same_way_for_models_without_formulas(monkeypatch, step):
     fast = build("ldpm").gradient(step, Memory.fresh(2))
-    monkeypatch.setattr("client_defenses.per_example.by_layers", lambda *_: None)
+    monkeypatch.setattr("client_defenses.tools.per_example.by_layers", lambda *_: None)
     slow = build("ldpm").gradient(step, Memory.fresh(2))
     for name in fast:
         torch.testing.assert_close(fast[name], slow[name], rtol=1e-4, atol=1e-6)

@@ -7,14 +7,15 @@ import torch
 
 import client_defenses
 from client_defenses import Memory
-from client_defenses import evaluator as evaluation
-from client_defenses.clipping import total_norm
-from client_defenses.evaluator import EvaluatorError, Training
 from client_defenses.refiner import Refiner, keys_of, layers_of, mismatch, project, weights_of
-from fl_app import data, models, photos
-from fl_app.local import Step
-from fl_app.spec import SpecError
-from fl_app.wire import to_record, to_tensors
+from client_defenses.tools import evaluator as evaluation
+from client_defenses.tools.clipping import total_norm
+from client_defenses.tools.evaluator import EvaluatorError, Training
+from fl_app import data, models
+from fl_app.core.local import Step
+from fl_app.core.spec import SpecError
+from fl_app.core.wire import to_record, to_tensors
+from fl_app.data import photos
 
 
 @pytest.fixture(scope="module")

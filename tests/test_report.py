@@ -10,20 +10,21 @@ from safetensors.torch import load_file
 from scipy import stats
 from small_study import HOSTILE, KEYS, Page, attack, make_run, make_sweep
 
-from fl_app import gate
-from fl_app.assets import assets_of
-from fl_app.cli import main
-from fl_app.report import measures, write_report
+from fl_app.analysis import gate, measures
+from fl_app.cli.main import main
+from fl_app.experiment.assets import assets_of
+from fl_app.experiment.runs import experiment_of
+from fl_app.experiment.truth import true_examples
+from fl_app.report import write_report
 from fl_app.report.charts import Point, pareto
 from fl_app.report.files import latex_text
 from fl_app.report.scale import Scale, spread
-from fl_app.runs import RunDir
-from fl_app.truth import true_examples
+from fl_app.store.runs import RunDir
 
 
 @pytest.fixture(scope="module")
 def study(pictures, tmp_path_factory):
-    from fl_app.config import Experiment
+    from fl_app.experiment.config import Experiment
 
     small = Experiment(dataset=f"imagefolder(path='{pictures}', size=12)", model="lenet", clients=3)
     return make_sweep(small, tmp_path_factory.mktemp("study"))
@@ -43,7 +44,7 @@ def test_three_numbers_are_found_again_in_the_run_directory(study, page):
         (folder,) = [f.parent for f in run.path.glob("attacks/*/attack.json") if json.loads(f.read_text())["who"] == "adaptive"]
         for server_round, client in KEYS:
             guess = load_file(folder / f"round-{server_round:04d}/client-{client:02d}.safetensors")["x"].flip(0)
-            truth, _ = true_examples(assets_of(run.experiment()), client, server_round)
+            truth, _ = true_examples(assets_of(experiment_of(run)), client, server_round)
             error = (guess.double() - truth.double()).pow(2).flatten(1).mean(1)
             values.append((-10 * error.log10()).mean().item())
     values = torch.tensor(values, dtype=torch.float64)

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from small_study import make_sweep
 
-from fl_app.config import Experiment
+from fl_app.experiment.config import Experiment
 from fl_app.report import write_report
 
 PHONE = 390

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_app.config import Experiment
+from fl_app.experiment.config import Experiment
 
 FOLDER = Path(__file__).parent.parent / "scripts" / "reproduce"
 NAMES = ("refiner", "gradient_dropout", "drop_fedsgd")

@@ -11,9 +11,10 @@ from scipy import stats
 from skimage.metrics import mean_squared_error, peak_signal_noise_ratio, structural_similarity
 from torch.nn import functional as F
 
-from fl_app import models, truth
-from fl_app.assets import assets_of
+from fl_app import models
 from fl_app.data import Examples
+from fl_app.experiment import truth
+from fl_app.experiment.assets import assets_of
 from fl_app.scoring import classifier, floors, grids, images, matching, perceptual
 from fl_app.scoring.score import Summary, label_accuracy, score, success_rate, summarize
 

@@ -14,14 +14,14 @@ from rich.console import Console
 from test_curious import captures_of
 from test_engines import go, same, weights_of
 
-from adversary.captures import Captures
 from fl_app import client_app
-from fl_app.assets import assets_of
-from fl_app.cli_attack import attack_run
+from fl_app.cli.attack import attack_run
+from fl_app.core.wire import to_record, to_tensors
 from fl_app.engines.inline import InlineGrid
+from fl_app.engines.serving import build_strategy
+from fl_app.experiment.assets import assets_of
 from fl_app.models import parameters_of
-from fl_app.server_app import build_strategy
-from fl_app.wire import to_record, to_tensors
+from fl_app.store.captures import Captures
 from strategies import Curious
 from strategies.secagg import SecAgg, secagg_mod
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fl_app.config import ConfigError
-from strategies.selection import select
+from fl_app.core.selection import select
+from fl_app.experiment.config import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from client_defenses import Memory, build
-from client_defenses.layers import jacobian_norms, linear_layer, sketched_norms, watched
-from client_defenses.slices import NOISY, SLICES, sensitivities
 from client_defenses.soteria import Soteria
+from client_defenses.tools.layers import jacobian_norms, linear_layer, sketched_norms, watched
+from client_defenses.tools.slices import NOISY, SLICES, sensitivities
 from fl_app import models
-from fl_app.local import Step, loss_of
-from fl_app.spec import SpecError
+from fl_app.core.local import Step, loss_of
+from fl_app.core.spec import SpecError
 
 MODELS = {
     "lenet": (1, 12, 12),
@@ -57,7 +57,7 @@ def test_jacobian_norms_equal_a_loop_of_backward_passes(spec):
 def test_chunks_change_nothing(monkeypatch):
     step = step_of("lenet")
     exact, sketch = jacobian_norms(features_of(step), step.x), sketched_norms(features_of(step), step.x, signs(7, step))
-    monkeypatch.setattr("client_defenses.layers.ROOM", 5 * step.x.numel())
+    monkeypatch.setattr("client_defenses.tools.layers.ROOM", 5 * step.x.numel())
     torch.testing.assert_close(jacobian_norms(features_of(step), step.x), exact)
     torch.testing.assert_close(sketched_norms(features_of(step), step.x, signs(7, step)), sketch)
 

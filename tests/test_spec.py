@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from fl_app import spec
-from fl_app.spec import Checked, SpecError
+from fl_app.core import spec
+from fl_app.core.parsing import MAX_LENGTH
+from fl_app.core.spec import Checked, SpecError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ parts = st.lists(st.tuples(names, st.dictionaries(names, values, max_size=3)), m
 @given(parts)
 def test_what_is_written_is_what_is_read(wanted):
     text = " + ".join(f"{name}({', '.join(f'{k}={v!r}' for k, v in kv.items())})" for name, kv in wanted)
-    if len(text) > spec.MAX_LENGTH:
+    if len(text) > MAX_LENGTH:
         return
     assert [(part.name, part.settings) for part in spec.parse(text)] == wanted
 
@@ -92,7 +93,9 @@ def test_code_is_refused(text):
         ("thing(p=True)", "valid number"),
         ("thing(mode='c')", "'a' or 'b'"),
         ("thing(sigma='mach')", "match"),
-        ("thing(0.5)", "key=value"),
+        ("thing(0.5, 1)", "key=value"),
+        ("thing(0.5, p=1)", "key=value"),
+        ("thing(p=1e999)", "too large"),
         ("thing + other", "not a sum"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from small_sweep import journal
 
-from fl_app.results import read_study
+from fl_app.analysis.results import read_study
 from fl_app.sweeps import command
 from fl_app.sweeps.live import View
 from fl_app.sweeps.table import lines_of

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from small_sweep import journal, results_of
 
-from fl_app.results import read_study
+from fl_app.analysis.results import read_study
+from fl_app.store.locks import alone
 from fl_app.sweeps import command, work
-from fl_app.sweeps.locks import alone
 
 
 def test_a_failed_cell_stays_visible_and_is_tried_again(file, sweep, tmp_path, monkeypatch):

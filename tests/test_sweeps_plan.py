@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from small_sweep import FILE, text_of
 
-from fl_app.config import ConfigError
-from fl_app.runs import RunError
+from fl_app.experiment.config import ConfigError
+from fl_app.store.files import RunError
 from fl_app.sweeps.check import check
 from fl_app.sweeps.estimate import Estimator, amount
 from fl_app.sweeps.file import sweep_of

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from fl_app import models
 from fl_app.data import Examples
-from fl_app.scoring.utility import confusion, evaluate, macro_f1
+from fl_app.experiment.utility import confusion, evaluate, macro_f1
 
 
 @pytest.mark.parametrize("seed", range(5))

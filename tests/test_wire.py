@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, Context, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_app.wire import TensorArray, WireError, to_record, to_tensor, to_tensors
+from fl_app.core.wire import TensorArray, WireError, to_record, to_tensor, to_tensors
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool])

@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from fl_app import spec
+from fl_app.core import spec
 from fl_app.data.base import Arrays, DataError, Dataset, Examples, Recipe, statistics
 from fl_app.data.cifar import cifar10, cifar100
 from fl_app.data.folders import imagefolder, lfw, tiny_imagenet

@@ -5,7 +5,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fl_app.seeds import generator
+from fl_app.core.seeds import generator
 
 
 @lru_cache(maxsize=1024)

@@ -8,10 +8,10 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from fl_app.core.seeds import generator
 from fl_app.data.base import Arrays, DataError, Recipe
 from fl_app.data.files import find, read_image
 from fl_app.data.sources import Official
-from fl_app.seeds import generator
 
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"}
 Labelled = list[tuple[Path, int]]

@@ -11,9 +11,9 @@ from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fl_app import spec
+from fl_app.core import spec
+from fl_app.core.seeds import derive
 from fl_app.data.base import DataError
-from fl_app.seeds import derive
 
 Partitioner = Any  # flwr_datasets.partitioner.Partitioner
 # flwr-datasets takes two seconds to import: it is imported where a partition has to be computed.

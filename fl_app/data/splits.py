@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import torch
 
+from fl_app.core.seeds import generator
 from fl_app.data.base import DataError, Dataset, Examples
-from fl_app.seeds import generator
 
 
 class Splits(NamedTuple):

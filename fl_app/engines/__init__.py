@@ -5,9 +5,10 @@ import logging
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
 
-from fl_app.config import Experiment
-from fl_app.runs import RunDir
-from fl_app.watcher import Watcher
+from fl_app.engines.serving import MakeBeside, serve
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.config import Experiment
+from fl_app.store.runs import RunDir
 
 ENGINES = {
     "inline": "in this process, one client after the other: the fastest for small models",
@@ -15,16 +16,21 @@ ENGINES = {
 }
 
 
-def run(experiment: Experiment, engine: str, watcher: Watcher, *, resume: bool = False) -> RunDir:
+def run(
+    experiment: Experiment,
+    engine: str,
+    watcher: Watcher,
+    *,
+    resume: bool = False,
+    make_beside: MakeBeside | None = None,
+) -> RunDir:
     """Run an experiment on an engine; `resume` goes on with the run in its run directory."""
-    from fl_app.server_app import serve
-
     logging.getLogger("flwr").setLevel(logging.ERROR)
     config = experiment.run_config()
     finished: list[RunDir] = []
 
     def main(grid: Grid, context: Context) -> None:
-        finished.append(serve(grid, context, watcher, resume=resume))
+        finished.append(serve(grid, context, watcher, resume=resume, make_beside=make_beside))
 
     if engine == "ray":
         from fl_app.engines.ray import run_ray

@@ -16,8 +16,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.telemetry import EventType
 
 from fl_app.client_app import app
-from fl_app.config import Value
 from fl_app.engines.bundle import app_toml
+from fl_app.experiment.config import Value
 
 
 def run_ray(clients: int, run_config: dict[str, Value], main: Callable[[Grid, Context], None], client_cpus: float = 1) -> None:

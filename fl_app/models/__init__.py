@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from fl_app import spec
-from fl_app.local import Tensors
+from fl_app.core import spec
+from fl_app.core.local import Tensors
 from fl_app.models.convnet import convnet
 from fl_app.models.latent import latent_net
 from fl_app.models.layers import Normalize

@@ -10,7 +10,7 @@ from fl_app.models.lenet import Shape
 
 
 def _resnet(blocks: list[int], input_shape: Shape, num_classes: int, activation: Activation, norm: Norm) -> nn.Module:
-    from fl_app.vision import torchvision  # a third of what a client imports, and most models need none of it
+    from fl_app.core.vision import torchvision  # a third of what a client imports, and most models need none of it
 
     make_norm: Callable[..., nn.Module] = partial(norm_layer, norm)
     model: nn.Module = torchvision.models.ResNet(

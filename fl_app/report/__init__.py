@@ -5,10 +5,10 @@ from pathlib import Path
 
 def write_report(path: Path) -> Path:
     """Write report.html into a run or sweep directory, and report/ beside it (CSV, LaTeX, SVG, PNG); says where the page is."""
+    from fl_app.analysis.results import read_study
     from fl_app.report import figures, files
     from fl_app.report.page import page_of
-    from fl_app.results import read_study
-    from fl_app.runs import write_atomic
+    from fl_app.store.files import write_atomic
 
     study = read_study(path)
     page, groups, settings = page_of(study)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fl_app.report.settings import missing
-from fl_app.results import RunResult, Study
+from fl_app.analysis.results import RunResult, Study
+from fl_app.analysis.settings import missing
 
 MOST = 6
 """More different values than this are counted, not listed."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fl_app.report.measures import DRAWN, Measure
-from fl_app.report.settings import Setting, floors_of, mean
+from fl_app.analysis.measures import DRAWN, Measure
+from fl_app.analysis.settings import Setting, floors_of, mean
 from fl_app.scoring.score import summarize
 
 WIDE = 50

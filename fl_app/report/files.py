@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_app.report.measures import JUDGED, NOISE_RATIO, PSNR, SHOWN
-from fl_app.report.settings import Attacker, Setting, floors_of, mean
-from fl_app.report.verdict import judge
+from fl_app.analysis.measures import JUDGED, NOISE_RATIO, PSNR, SHOWN
+from fl_app.analysis.settings import Attacker, Setting, floors_of, mean
+from fl_app.analysis.verdict import judge
 from fl_app.scoring.score import Summary, summarize
 
 SPECIAL = {

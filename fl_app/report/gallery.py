@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from PIL import Image
 from torch import Tensor
 
-from fl_app.report.measures import PSNR, SSIM
-from fl_app.report.settings import Attacker, Setting
-from fl_app.results import RunResult
+from fl_app.analysis.measures import PSNR, SSIM
+from fl_app.analysis.results import RunResult
+from fl_app.analysis.settings import Attacker, Setting
 from fl_app.scoring.pictures import picture, truth_of
 
 EXAMPLES = 4

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from fl_app.environment import version_of
+from fl_app.analysis.measures import LIMITS
+from fl_app.analysis.results import Study
+from fl_app.analysis.settings import Setting, settings_of
+from fl_app.analysis.verdict import cautions, headline
+from fl_app.experiment.environment import version_of
 from fl_app.report import about, svg, tables
 from fl_app.report.charts import Chart, by_round, colors_of, trade_offs
 from fl_app.report.gallery import exhibit
-from fl_app.report.measures import LIMITS
 from fl_app.report.palette import DARK, LIGHT, color_at, mark_at
-from fl_app.report.settings import Setting, settings_of
-from fl_app.report.verdict import cautions, headline
-from fl_app.results import Study
 
 HERE = Path(__file__).parent
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from fl_app.report.measures import PSNR, SHOWN, Measure
-from fl_app.report.settings import Attacker, Setting, floors_of, mean
-from fl_app.report.verdict import judge
+from fl_app.analysis.measures import PSNR, SHOWN, Measure
+from fl_app.analysis.settings import Attacker, Setting, floors_of, mean
+from fl_app.analysis.verdict import judge
 from fl_app.scoring.score import Summary, summarize
 
 

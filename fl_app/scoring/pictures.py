@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from adversary.jobs import Key, guess_path
-from fl_app.assets import Assets, assets_of
-from fl_app.config import Experiment
-from fl_app.scoring.attacks import load_guess
+from fl_app.core.observation import Key
+from fl_app.experiment.assets import Assets, assets_of
+from fl_app.experiment.config import Experiment
+from fl_app.experiment.truth import clients_behind, true_aggregate
 from fl_app.scoring.matching import match
-from fl_app.truth import clients_behind, true_aggregate
+from fl_app.store.reconstructions import guess_path, load_guess
 
 
 class Pictured(NamedTuple):

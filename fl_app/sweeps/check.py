@@ -6,12 +6,11 @@ import client_defenses
 from client_defenses import Chain, Defense, Memory
 from client_defenses.refiner import Refiner
 from fl_app import data, models
-from fl_app.assets import assets_of, device_of
-from fl_app.config import ConfigError, Experiment
-from fl_app.contest import JUDGING
-from fl_app.evaluators import ensure, prepared
-from fl_app.grants import examples_repeat
-from fl_app.local import Step
+from fl_app.core.local import Step
+from fl_app.experiment.assets import assets_of, device_of
+from fl_app.experiment.config import ConfigError, Experiment
+from fl_app.experiment.evaluators import JUDGING, ensure, prepared
+from fl_app.experiment.grants import examples_repeat
 from fl_app.models import parameters_of
 from fl_app.scoring.perceptual import BACKBONES, Unavailable, fetch_backbone
 from fl_app.sweeps.plan import Plan

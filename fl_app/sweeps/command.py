@@ -10,16 +10,16 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from fl_app.config import ConfigError, parse_assignment
+from fl_app.analysis.results import read_study
+from fl_app.experiment.config import ConfigError, parse_assignment
 from fl_app.report import write_report
-from fl_app.results import read_study
-from fl_app.runs import RunError
+from fl_app.store.files import RunError
+from fl_app.store.locks import alone
 from fl_app.sweeps.check import check, prepare
 from fl_app.sweeps.drive import work
 from fl_app.sweeps.estimate import Estimator, learned, try_out
 from fl_app.sweeps.file import Sweep, read_sweep, sweep_of
 from fl_app.sweeps.live import say, spoken
-from fl_app.sweeps.locks import alone
 from fl_app.sweeps.parallel import make_workers, usual_number
 from fl_app.sweeps.plan import Plan, Unit, make_plan
 from fl_app.sweeps.table import lines_of, table_of

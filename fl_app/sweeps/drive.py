@@ -4,7 +4,7 @@ import json
 
 from rich.console import Console
 
-from fl_app.runs import write_atomic
+from fl_app.store.files import write_atomic
 from fl_app.sweeps.estimate import Estimator
 from fl_app.sweeps.live import View
 from fl_app.sweeps.parallel import Ended, Workers

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import adversary
 from adversary.matching import GradientMatching
-from fl_app import engines, spec
-from fl_app.config import Experiment
+from fl_app import engines
+from fl_app.core import spec
+from fl_app.experiment.config import Experiment
 from fl_app.sweeps.plan import Attacking, Unit
 from fl_app.sweeps.work import Quiet, attack
 

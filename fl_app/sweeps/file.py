@@ -6,9 +6,9 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import adversary
-from fl_app import spec
-from fl_app.config import ConfigError, Experiment, Value, read_toml, toml_value
-from fl_app.grants import parse_grants
+from fl_app.core import spec
+from fl_app.experiment.config import ConfigError, Experiment, Value, read_toml, toml_value
+from fl_app.experiment.grants import parse_grants
 from fl_app.sweeps.grid import values_of
 
 Setting = Value | list[Value]

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fl_app.results import CellResult, RunResult, read_run
+from fl_app.analysis.results import CellResult, RunResult, read_run
 from fl_app.sweeps.estimate import Estimator
 from fl_app.sweeps.plan import Cell, Plan, Unit
 from fl_app.sweeps.table import lines_of, table_of

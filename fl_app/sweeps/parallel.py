@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
-from fl_app.config import Experiment
+from fl_app.experiment.config import Experiment
 from fl_app.sweeps.plan import Unit
 
 TRIES = 2

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fl_app import spec
-from fl_app.config import ConfigError, Experiment, from_run_config
-from fl_app.runs import RunError, write_atomic
+from fl_app.core import spec
+from fl_app.experiment.config import ConfigError, Experiment, from_run_config
+from fl_app.store.files import RunError, write_atomic
 from fl_app.sweeps.file import Sweep
 from fl_app.sweeps.grid import points, values_of
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from fl_app.results import AttackResult, CellResult
+from fl_app.analysis.results import AttackResult, CellResult
 from fl_app.scoring.score import Summary, summarize
 from fl_app.sweeps.plan import label, undefended
 

@@ -8,17 +8,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from adversary.worker import InlineWorker
 from fl_app import engines
-from fl_app.assets import assets_of, use_threads
-from fl_app.attacking import Session
-from fl_app.config import Experiment
-from fl_app.contest import AT_ONCE, JUDGING, scored, sessions_of
-from fl_app.evaluators import ensure
-from fl_app.runs import RunDir, RunError, write_atomic
-from fl_app.sweeps.locks import alone
+from fl_app.attacking.attackers import AT_ONCE, sessions_of
+from fl_app.attacking.session import Session
+from fl_app.attacking.worker import InlineWorker
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.assets import assets_of, use_threads
+from fl_app.experiment.config import Experiment
+from fl_app.experiment.evaluators import JUDGING, ensure
+from fl_app.experiment.runs import experiment_of
+from fl_app.scoring.attacks import Scoring
+from fl_app.store.files import RunError, write_atomic
+from fl_app.store.locks import alone
+from fl_app.store.runs import RunDir
 from fl_app.sweeps.plan import Attacking, Unit
-from fl_app.watcher import Watcher
 
 
 class Quiet(Watcher):
@@ -72,7 +75,7 @@ def _kept_rounds(path: Path, experiment: Experiment) -> int | None:
     """How many rounds of this very experiment a folder holds; None if it is not usable."""
     try:
         run = RunDir.open(path)
-        if run.experiment().changed(run_dir=experiment.run_dir) != experiment:
+        if experiment_of(run).changed(run_dir=experiment.run_dir) != experiment:
             return None
         run.metrics()
         kept = run.load_checkpoint()
@@ -84,7 +87,7 @@ def _kept_rounds(path: Path, experiment: Experiment) -> int | None:
 def attack(path: Path, asked: Attacking) -> None:
     """Attack all that a run captured, naively and informed, and score it."""
     run = RunDir.open(path)
-    experiment = run.experiment()
+    experiment = experiment_of(run)
     assets = assets_of(experiment)
     evaluator = ensure(experiment.dataset, split=experiment.split, training=JUDGING) if asked.noise_ratio else None
     first = Session(run, asked.attack, asked.grants, InlineWorker(), threads=experiment.threads)
@@ -96,4 +99,11 @@ def attack(path: Path, asked: Attacking) -> None:
             if waiting.intersection(part):  # as a whole: the draws of a job depend on all of its targets
                 session.work(list(part), AT_ONCE, lambda _: None)
         use_threads(experiment.threads)
-        scored(assets, session, keys, perceptual=asked.lpips, evaluator=evaluator, floors=number == 0)
+        Scoring(
+            assets,
+            session.folder,
+            session.failures(),
+            perceptual=asked.lpips,
+            evaluator=evaluator,
+            floors=number == 0,
+        ).run(keys)

@@ -20,8 +20,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 
 from faults import PLAN, marker
 from fl_app.client_app import app as inner
-from fl_app.deploy.node import Node
-from fl_app.wire import to_record, to_tensors
+from fl_app.core.wire import to_record, to_tensors
+from fl_app.engines.grpc.node import Node
 
 BIG_BYTES = 300_000_000
 honest_send = Node._send

@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 
 from faults.stage import Row, wait_until
-from fl_app.config import Experiment
-from fl_app.deploy.certificates import make_certificates, make_node_key
-from fl_app.deploy.local import Deployment, Local
-from fl_app.deploy.processes import Processes
+from fl_app.engines.grpc.certificates import make_certificates, make_node_key
+from fl_app.engines.grpc.local import Deployment, Local
+from fl_app.engines.grpc.processes import Processes
+from fl_app.experiment.config import Experiment
 
 
 def closed_doors(_: Experiment, folder: Path) -> list[Row]:
@@ -34,7 +34,7 @@ def closed_doors(_: Experiment, folder: Path) -> list[Row]:
         }
         began = time.monotonic()
         for name, (server, words, _word) in doors.items():
-            command = [sys.executable, "-m", "fl_app.cli", "deploy", "client", "--superlink", server.link.fleet, *words]
+            command = [sys.executable, "-m", "fl_app.cli.main", "deploy", "client", "--superlink", server.link.fleet, *words]
             command += ["--node-config", "partition-id=0 num-partitions=1", "--state", str(folder / "states" / name)]
             processes.start(name, command)
         ended: dict[str, float] = {}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from faults import marker
 from faults.stage import Between, Row, Stage, reference, same, stage, wait_until, weights_of
-from fl_app import server_app
-from fl_app.config import Experiment
-from fl_app.deploy.local import Local
+from fl_app.engines import serving
+from fl_app.engines.grpc.local import Local
+from fl_app.experiment.config import Experiment
 
 
 def restart_when_at_work(play: Stage, client: int, server_round: int, away: float = 1.0) -> None:
@@ -45,7 +45,7 @@ def with_database(experiment: Experiment, folder: Path) -> list[Row]:
 def without_database(experiment: Experiment, folder: Path) -> list[Row]:
     """The SuperLink comes back knowing nothing: the run ends, and is resumed on another one."""
     experiment = experiment.changed(rounds=6, run_dir=str(folder / "run"), round_timeout=120.0)
-    usual, server_app.CHECKPOINT_SECONDS = server_app.CHECKPOINT_SECONDS, 0.0
+    usual, serving.CHECKPOINT_SECONDS = serving.CHECKPOINT_SECONDS, 0.0
     expected = "the run ends with one line; resumed, the undisturbed weights"
     began, said = time.monotonic(), "(the run did not end)"
     try:
@@ -61,7 +61,7 @@ def without_database(experiment: Experiment, folder: Path) -> list[Row]:
             right = same(weights_of(run), reference(experiment, folder))
             went_on = "goes on with what it kept" in play.log_of("client-1") or bool(list(folder.glob("states/*/*/round-*")))
     finally:
-        server_app.CHECKPOINT_SECONDS = usual
+        serving.CHECKPOINT_SECONDS = usual
     good = right and went_on and "resume" in said
     seen = expected if good else f"weights right: {right}, state kept: {went_on}, said {said}"
     return [Row("SuperLink restarted without its database", expected, seen, said, seconds)]

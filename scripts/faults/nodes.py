@@ -10,9 +10,9 @@ from flwr.serverapp import Grid
 
 from faults import marker
 from faults.stage import Between, Row, Stage, reference, same, stage, wait_until, weights_of
-from fl_app.config import Experiment
-from fl_app.deploy.grid import AdaptiveGrid
-from fl_app.deploy.local import Local
+from fl_app.engines.grpc.grid import AdaptiveGrid
+from fl_app.engines.grpc.local import Local
+from fl_app.experiment.config import Experiment
 
 ALONE = "the round goes on without it"
 SLOW_SECONDS, TIMEOUT_SECONDS = 15.0, 12.0

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from faults.stage import Between, Row, Stage, reference, same, stage, weights_of
-from fl_app.config import Experiment
+from fl_app.experiment.config import Experiment
 
 FAULTS = {
     "nan": ("sends NaN", "values that are not finite"),

@@ -20,14 +20,14 @@ from flwr.common.constant import ErrorCode
 
 from faults import PLAN
 from fl_app.client_app import app as honest_app
-from fl_app.config import Experiment
-from fl_app.deploy.grid import AdaptiveGrid
-from fl_app.deploy.local import Deployment, Local, Wrap, deployment, serve_on
+from fl_app.core.local import Tensors
+from fl_app.engines.grpc.grid import AdaptiveGrid
+from fl_app.engines.grpc.local import Deployment, Local, Wrap, deployment, serve_on
 from fl_app.engines.inline import InlineGrid
-from fl_app.local import Tensors
-from fl_app.runs import RunDir
-from fl_app.server_app import serve
-from fl_app.watcher import Watcher
+from fl_app.engines.serving import serve
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.config import Experiment
+from fl_app.store.runs import RunDir
 
 PATIENCE = 150.0
 COLOURS = re.compile(r"\x1b\[\d*m")
@@ -120,7 +120,9 @@ class Stage:
         """Start a run and be its server."""
         link = self.running.link
         link.start_run(experiment.run_config(), self.running.how.client_app)
-        return serve_on(link, self.running.processes, experiment, watcher, PATIENCE, resume, wrap)
+        return serve_on(
+            link, self.running.processes, experiment, watcher, patience=PATIENCE, resume=resume, wrap=wrap, make_beside=None
+        )
 
     def said(self, *words: str) -> str:
         """The first line of the server's log with these words; empty if there is none."""

@@ -28,18 +28,21 @@ from report import spoken
 import adversary
 from adversary.adaptive import informed
 from adversary.matching import GradientMatching
-from adversary.worker import InlineWorker
-from client_defenses.evaluator import Training
-from fl_app import data, engines, spec
-from fl_app.assets import assets_of, on_device
-from fl_app.attacking import Session, folder_name
-from fl_app.config import Experiment
+from client_defenses.tools.evaluator import Training
+from fl_app import data, engines
+from fl_app.attacking.session import Session, folder_name
+from fl_app.attacking.worker import InlineWorker
+from fl_app.core import spec
+from fl_app.core.local import Step
 from fl_app.data.base import DataError
-from fl_app.evaluators import ensure
-from fl_app.local import Step
-from fl_app.runs import RunDir, write_atomic
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.assets import assets_of, on_device
+from fl_app.experiment.config import Experiment
+from fl_app.experiment.evaluators import ensure
+from fl_app.experiment.runs import experiment_of
 from fl_app.scoring.attacks import Scoring
-from fl_app.watcher import Watcher
+from fl_app.store.files import write_atomic
+from fl_app.store.runs import RunDir
 
 Settings = dict[str, Any]
 Rows = list[dict[str, Any] | None]
@@ -102,7 +105,7 @@ def train(experiment: Experiment) -> RunDir:
     if not (path / "experiment.toml").exists():
         return engines.run(experiment, "inline", Watcher())
     run = RunDir.open(path)
-    if run.experiment() != experiment:
+    if experiment_of(run) != experiment:
         raise SystemExit(f"{path} holds a run with other settings: name another folder with --runs")
     if (kept := run.load_checkpoint()) and kept.server_round == experiment.rounds:
         return run
@@ -113,7 +116,7 @@ def attack(run: RunDir, attacker: Attacker, threads: int, *, judged: bool, floor
     """(rows of the targets, rows of the blind guesses) of one attacker on all that a run captured."""
     text = attacker.attack
     if CLIENTS_NETWORK in text:
-        text = text.replace(CLIENTS_NETWORK, str(ensure(run.experiment().dataset)))
+        text = text.replace(CLIENTS_NETWORK, str(ensure(experiment_of(run).dataset)))
     session = Session(run, text, attacker.grants, InlineWorker(), threads=threads)
     keys, assets = session.captured(), assets_of(session.experiment)
     session.work(session.pending(keys), 64, lambda _: None)

@@ -24,14 +24,14 @@ from common import spent, train
 from report import made_by, shown
 
 from adversary.adaptive import informed
-from adversary.worker import InlineWorker
-from fl_app.assets import assets_of, on_device
-from fl_app.attacking import Session
-from fl_app.config import Experiment
+from fl_app.attacking.session import Session
+from fl_app.attacking.worker import InlineWorker
 from fl_app.data.base import DataError
+from fl_app.experiment.assets import assets_of, on_device
+from fl_app.experiment.config import Experiment
+from fl_app.experiment.utility import evaluate
 from fl_app.scoring.attacks import Scoring
 from fl_app.scoring.score import Summary, summarize
-from fl_app.scoring.utility import evaluate
 
 
 class Scale(NamedTuple):

@@ -44,17 +44,18 @@ from torch import Tensor, nn
 import client_defenses
 from adversary.adaptive import informed
 from adversary.latent_attack import with_mean_noise
-from adversary.worker import InlineWorker
 from client_defenses.latent_perturbation import LatentPerturbation
-from fl_app.assets import Assets, assets_of, on_device
-from fl_app.attacking import Session
-from fl_app.config import Experiment
+from fl_app.attacking.session import Session
+from fl_app.attacking.worker import InlineWorker
+from fl_app.core.local import Tensors
 from fl_app.data.base import DataError
-from fl_app.local import Tensors
-from fl_app.runs import RunDir
+from fl_app.experiment.assets import Assets, assets_of, on_device
+from fl_app.experiment.config import Experiment
+from fl_app.experiment.runs import experiment_of
+from fl_app.experiment.utility import evaluate
 from fl_app.scoring.attacks import Scoring
 from fl_app.scoring.score import Row, summarize
-from fl_app.scoring.utility import evaluate
+from fl_app.store.runs import RunDir
 
 
 @dataclass
@@ -110,7 +111,7 @@ def used(experiment: Experiment, dataset: str, method: Method, scale: Scale) -> 
     rounds = scale.epochs * (len(assets_of(alone).shares[0]) // 128)
     optimizer = f"sgd(lr={dp_rate})" if method.name.startswith("DP-SGD") else f"adam(lr={rate})"
     run = train(alone.changed(optimizer=optimizer, rounds=rounds, eval_every=rounds))
-    assets, kept = assets_of(run.experiment()), run.load_checkpoint()
+    assets, kept = assets_of(experiment_of(run)), run.load_checkpoint()
     assert kept is not None
     weights = on_device(kept.weights, assets.device)
 
@@ -152,7 +153,7 @@ def measure(
     judge = judge or (assets.model, weights)
     run = attacked(base_of(dataset, method, seed, scale, options, "attacked"), dataset, method, scale)
     naive = options.attack.format(lr=RATES[dataset][1], iterations=scale.iterations)
-    assets = assets_of(run.experiment())
+    assets = assets_of(experiment_of(run))
     std = torch.as_tensor(assets.model.get_buffer("normalize.std"))
     told = [("knows", one.attack, one.grants) for one in informed(naive, method.defense, examples=8) if one.attack is not None]
     gentle = (GENTLE, options.attack.format(lr=GENTLE_RATE, iterations=scale.iterations), ())

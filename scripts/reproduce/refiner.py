@@ -13,16 +13,16 @@ from common import Attacker, Cell, Rates, Settings, Victims, attackers_of, run_c
 from report import Found, direction, options_of, shown, table, write
 
 from client_defenses import Memory
-from client_defenses import evaluator as evaluation
 from client_defenses.refiner import Refiner
-from fl_app.assets import assets_of
-from fl_app.config import Experiment
-from fl_app.evaluators import ensure
-from fl_app.local import Step
+from client_defenses.tools import evaluator as evaluation
+from fl_app.core.local import Step
+from fl_app.core.seeds import generator
+from fl_app.experiment.assets import assets_of
+from fl_app.experiment.config import Experiment
+from fl_app.experiment.evaluators import ensure
 from fl_app.models import parameters_of
 from fl_app.scoring.images import mse, psnr_of
 from fl_app.scoring.score import summarize
-from fl_app.seeds import generator
 
 
 class Scale(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from fl_app.runs import write_atomic
 from fl_app.scoring.score import Summary, summarize
+from fl_app.store.files import write_atomic
 
 INTERVALS = """\
 - Brackets are 95 % intervals (t) over all targets of all seeds; for accuracies over seeds, so there are none with one seed.

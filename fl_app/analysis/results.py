@@ -1,0 +1,234 @@
+"""What runs and sweeps came to, read back from their directories: the one source of reports, exports, tables and gates.
+
+A damaged file is named in `problems` and left out; nothing is computed here that is not on disk.
+"""
+
+import json
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fl_app.experiment.config import Experiment
+from fl_app.experiment.runs import experiment_of
+from fl_app.scoring.score import Row, Summary, summarize
+from fl_app.store.files import RunError
+from fl_app.store.runs import RunDir
+
+
+class AttackResult(NamedTuple):
+    """One attack on the captures of a run, as scored."""
+
+    folder: Path
+    asked: str
+    """The attack as asked for; the informed ones derived from it have the same."""
+    attack: str
+    """The attack as it was run."""
+    who: str
+    """'attack' (nothing to know), 'naive', or 'adaptive' with the name of a variant."""
+    grants: tuple[str, ...]
+    lines: list[dict[str, Any]]
+    """One a target, as in scores.jsonl: round, client, status, metrics, loss, ledger, reason of a failure."""
+    floors: dict[str, list[Row]]
+    """Blind guesses on the same targets; empty for informed attackers, whose naive twin has them."""
+    seconds: float | None
+
+    @property
+    def ledger(self) -> str:
+        """What the attacker was told beyond the protocol."""
+        told = next((line["ledger"] for line in self.lines if line.get("status") == "done"), None)
+        return str(told) if told is not None else ", ".join(self.grants) or "nothing"
+
+    @property
+    def rows(self) -> list[Row | None]:
+        """One a target; None where the attack failed."""
+        return [line if line.get("status") == "done" else None for line in self.lines]
+
+    def summary(self, metric: str) -> Summary:
+        """A metric over the targets; targets that lack it count as unavailable."""
+        return summarize([None if row is None else {metric: row.get(metric)} for row in self.rows], metric)
+
+    def floor(self, name: str, metric: str) -> Summary:
+        """A metric of a blind guess over the same targets."""
+        return summarize([{metric: row.get(metric)} for row in self.floors.get(name, [])], metric)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run."""
+
+    path: Path
+    experiment: Experiment
+    metrics: list[dict[str, Any]]
+    attacks: list[AttackResult]
+    environment: dict[str, str]
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The line of the last evaluated round; empty if there is none."""
+        return next((line for line in reversed(self.metrics) if "accuracy" in line), {})
+
+    @property
+    def rounds_done(self) -> int:
+        """How many rounds are recorded."""
+        return int(self.metrics[-1]["round"]) if self.metrics else 0
+
+    @property
+    def seconds_a_round(self) -> float | None:
+        """Mean duration of a round, evaluation included; the clock starts anew when a run is resumed."""
+        times = [(line["round"], line["seconds"]) for line in self.metrics]
+        steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(times) if b[1] >= a[1]]
+        rounds = sum(step for step, _ in steps)
+        return sum(seconds for _, seconds in steps) / rounds if rounds else None
+
+
+class CellResult(NamedTuple):
+    """One cell of a comparison or sweep: a trained run, and the run whose captures were attacked (may be the same)."""
+
+    name: str
+    varied: dict[str, Any]
+    """The settings in which the cells differ, seed left out."""
+    seed: int
+    training: RunResult | None
+    attacked: RunResult | None
+    failed: str | None
+    """Why it could not be finished."""
+
+    @property
+    def attacks(self) -> list[AttackResult]:
+        """The scored attacks."""
+        return self.attacked.attacks if self.attacked else []
+
+    @property
+    def unattacked(self) -> str | None:
+        """Why it has no scored attack, if it has none."""
+        if self.failed is not None:
+            return self.failed
+        return None if self.attacks else "no scored attack"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A run, or the cells of a comparison or sweep."""
+
+    path: Path
+    kind: str
+    """'run' or 'sweep'."""
+    title: str
+    cells: list[CellResult]
+    command: str
+    """What repeats it."""
+
+    @property
+    def problems(self) -> list[str]:
+        """Files that could not be read, over all runs."""
+        runs = [run for cell in self.cells for run in (cell.training, cell.attacked) if run is not None]
+        return list(dict.fromkeys(problem for run in runs for problem in run.problems))
+
+
+def read_run(path: Path) -> RunResult:
+    """Read one run; RunError if it is none."""
+    run, problems = RunDir.open(path), list[str]()
+    attacks = []
+    for folder in sorted((path / "attacks").glob("*/scores.jsonl")):
+        try:
+            attacks.append(_attack(folder.parent))
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            problems.append(f"{folder.parent} cannot be read: {type(error).__name__}: {error}")
+    environment: dict[str, str] = {}
+    try:
+        environment = {key: str(value) for key, value in _object(path / "environment.json").items()}
+    except FileNotFoundError:
+        pass  # made by `flwr run` or an older version
+    except (ValueError, OSError) as error:
+        problems.append(f"{path / 'environment.json'} cannot be read: {error}")
+    return RunResult(path, experiment_of(run), run.metrics(), attacks, environment, problems)
+
+
+def _attack(folder: Path) -> AttackResult:
+    about = _object(folder / "attack.json")
+    floors: dict[str, list[Row]] = {}
+    for line in _lines(folder / "floors.jsonl"):
+        floors.setdefault(line.pop("floor"), []).append(line)
+    timing = _lines(folder / "timing.jsonl")
+    return AttackResult(
+        folder,
+        about["asked"],
+        about["attack"],
+        about["who"],
+        tuple(about["grants"]),
+        _lines(folder / "scores.jsonl"),
+        floors,
+        sum(line["seconds"] for line in timing) if timing else None,
+    )
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} does not hold an object")
+    return found
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if not all(isinstance(line, dict) for line in lines):
+        raise ValueError(f"{path} does not hold one object a line")
+    return lines
+
+
+def read_study(path: Path) -> Study:
+    """Read a run directory or a sweep directory."""
+    if (path / "plan.json").is_file():
+        return _sweep(path)
+    if not (path / "experiment.toml").is_file():
+        raise RunError(f"{path} is neither a run (experiment.toml) nor a sweep (plan.json)")
+    run = read_run(path)
+    experiment = run.experiment
+    cell = CellResult(path.name, {"defense": experiment.defense}, experiment.seed, run, run, None)
+    command = run.environment.get("command", f"thorns run --config {path.name}/experiment.toml")
+    return Study(path, "run", path.name, [cell], command)
+
+
+def _sweep(path: Path) -> Study:
+    """A sweep: plan.json names its cells, each with the folders of its runs and of what failed."""
+    known = path / "plan.json"
+    try:
+        plan = _object(known)
+        reader = _Cells(path)
+        return Study(path, "sweep", str(plan["title"]), [reader.cell(**cell) for cell in plan["cells"]], str(plan["command"]))
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, RunError):
+            raise
+        raise RunError(f"{known} is not the plan of a sweep: {type(error).__name__}: {error}") from None
+
+
+class _Cells:
+    """Reads the cells of a sweep, each run once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self.seen: dict[str, RunResult | None] = {}
+
+    def cell(self, name: str, varied: dict[str, Any], seed: int, training: str, attacked: str, failed: str) -> CellResult:
+        """One cell of plan.json."""
+        why = self.within(failed)
+        reason = str(_object(why)["reason"]) if why.exists() else None
+        return CellResult(name, dict(varied), seed, self.run(training), self.run(attacked), reason)
+
+    def run(self, place: str) -> RunResult | None:
+        """The run in a folder; None if it was not started."""
+        folder = self.within(place)
+        if place not in self.seen:
+            self.seen[place] = read_run(folder) if (folder / "experiment.toml").is_file() else None
+        return self.seen[place]
+
+    def within(self, place: str) -> Path:
+        """A path of the sweep; one outside of it is refused."""
+        found = (self.path / place).resolve()
+        if not found.is_relative_to(self.path):
+            raise RunError(f"{self.path / 'plan.json'} names a path outside the sweep: {place}")
+        return found

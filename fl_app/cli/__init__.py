@@ -1,0 +1,1 @@
+"""`thorns`: one file a command."""

@@ -1,0 +1,152 @@
+"""`thorns deploy`: real clients over gRPC."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Real clients over gRPC: a Flower SuperLink and SuperNodes with TLS and keys.")
+log = logging.getLogger("thorns")
+Settings = Annotated[list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Change a setting.")]
+Config = Annotated[Path | None, typer.Option(help="Settings from a TOML file; -c comes on top.")]
+Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory.")]
+Logs = Annotated[Path | None, typer.Option(metavar="DIR", help="Keep what the processes write.")]
+
+
+LEAVE_SECONDS = 5.0
+
+
+def _terminated(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # an exception: what was started is stopped on the way out
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Take leave of the server, but do not wait for one that does not answer: Flower's client would, for half a minute."""
+    force = threading.Timer(LEAVE_SECONDS, os._exit, [128 + number])
+    force.daemon = True
+    force.start()
+    _terminated(number, frame)
+
+
+@app.command()
+def local(
+    clients: Annotated[int | None, typer.Option(min=1, help="Number of clients; the same as -c clients=N.")] = None,
+    setting: Settings = None,
+    config: Config = None,
+    resume: Resume = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no node keys.")] = False,
+    stock: Annotated[bool, typer.Option("--stock", help="Flower's own SuperNodes and polling, to compare with.")] = False,
+    logs: Logs = None,
+) -> None:
+    """Run an experiment over gRPC on this machine: a SuperLink and a SuperNode for each client, as processes on loopback.
+
+    Certificates and keys are made for this run and thrown away after it. Everything that was started ends with the command.
+    """
+    from fl_app.cli.main import asked_for, run_and_report
+    from fl_app.engines.grpc.local import Local, run_local
+
+    changes = [*(setting or []), *([f"clients={clients}"] if clients else [])]
+    how = Local(insecure=insecure, stock=stock, logs=logs)
+    _prepare()
+    if insecure:
+        log.warning("--insecure: updates travel in the clear, and anybody who reaches the port can be a client")
+    words = f"gRPC on loopback, {'insecure' if insecure else 'TLS and node keys'}"
+    start = partial(run_local, how=how, resume=resume is not None)
+    run_and_report(asked_for(changes, config, resume), words, start)
+
+
+@app.command()
+def server(
+    keys: Annotated[Path, typer.Argument(metavar="DIR", help="ca.crt, server.crt, server.key and the clients' *.pub.")],
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients connect.")] = "0.0.0.0:9092",
+    setting: Settings = None,
+    config: Config = None,
+    resume: Resume = None,
+    logs: Logs = None,
+) -> None:
+    """Run an experiment with clients on other machines: start a SuperLink, let in the keys in DIR, wait for all clients."""
+    from fl_app.cli.main import asked_for, run_and_report
+    from fl_app.engines.grpc.certificates import Certificates
+    from fl_app.engines.grpc.local import run_server
+
+    certificates, public = Certificates.inside(keys), sorted(keys.glob("*.pub"))
+    experiment = asked_for(setting, config, resume)
+    if len(public) < experiment.clients:
+        raise ValueError(
+            f"{keys} has {len(public)} public keys (*.pub) for {experiment.clients} clients: add the missing ones, or set "
+            "-c clients=N"
+        )
+    _prepare()
+    start = partial(
+        run_server, address=address, certificates=certificates, public_keys=public, logs=logs, resume=resume is not None
+    )
+    run_and_report(experiment, f"gRPC at {address}, TLS and node keys", start)
+
+
+@app.command()
+def client(
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink's Fleet API.")],
+    node_config: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY=VALUE ...", help="This client's own settings, e.g. 'partition-id=0 num-partitions=10', or a TOML file."
+        ),
+    ],
+    root_certificates: Annotated[
+        Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Who signed the server's certificate.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, help="This client's private key.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no key.")] = False,
+    app: Annotated[str, typer.Option(metavar="MODULE:NAME", help="The installed ClientApp to run.")] = "fl_app.client_app:app",
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="A private folder for what must survive a restart; default: one for each key below ~/.local/state/thorns.",
+        ),
+    ] = None,
+) -> None:
+    """Be one client until Ctrl-C or SIGTERM; runs what is installed here, never code that the server sends."""
+    from flwr.common.config import parse_config_args
+
+    from fl_app.engines.grpc.connection import NodeSettings
+    from fl_app.engines.grpc.node import run_node
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+    logging.getLogger("flwr").propagate = False  # it has a handler of its own
+    if not sys.stderr.isatty():  # a log file gets one line for each message, however long
+        log.handlers, log.propagate = [logging.StreamHandler()], False
+    run_node(NodeSettings(superlink, parse_config_args([node_config]), root_certificates, key, insecure, app, state))
+
+
+@app.command("keys")
+def make_keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    clients: Annotated[int, typer.Option(min=1, help="Number of client keys.")] = 2,
+    host: Annotated[list[str] | None, typer.Option(help="A name or address of the server; may be repeated.")] = None,
+    days: Annotated[int, typer.Option(min=1, help="How long the certificates hold.")] = 30,
+) -> None:
+    """Make TLS certificates and client keys: ca.crt goes to everybody, client-N to its client alone."""
+    from fl_app.engines.grpc.certificates import LOOPBACK, make_certificates, make_node_key
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_certificates(folder, (*(host or []), *LOOPBACK), days)
+    for number in range(clients):
+        make_node_key(folder, number)
+    typer.echo(f"{folder}: ca.crt, server.crt, server.key, client-0 ... client-{clients - 1} and their *.pub")
+
+
+def _prepare() -> None:
+    """SIGTERM stops what was started; Flower's own log shows problems alone."""
+    signal.signal(signal.SIGTERM, _terminated)
+    logging.getLogger("flwr").setLevel(logging.ERROR)

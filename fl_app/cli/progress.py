@@ -1,0 +1,76 @@
+"""The live progress bar of `thorns run`, and what Ctrl-C does while it is shown."""
+
+import os
+import signal
+import time
+from types import FrameType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.config import Experiment
+from fl_app.store.runs import RunDir
+
+
+class ProgressBar(Watcher):
+    """Round, accuracy, rounds a second and time left; the first Ctrl-C ends the run after the round, the second at once."""
+
+    def __init__(self, console: Console, engine: str) -> None:
+        self.console, self.engine = console, engine
+        self.round = 0
+        self.interrupted = False
+        self._accuracy = ""
+        self._began: float | None = None
+        self._before = 0
+        self._progress = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[speed]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=False),
+            console=console,
+            refresh_per_second=4,
+        )
+
+    def __enter__(self) -> Self:
+        self._previous = signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+        self._progress.stop()
+
+    def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.interrupted:
+            os._exit(130)  # Ray and torch do not end on an exception here; the last checkpoint is on disk
+        self.interrupted = True
+        self.console.print("Stopping after this round; press Ctrl-C again to stop at once.")
+
+    def started(self, run: RunDir, experiment: Experiment, done: int) -> None:
+        """Show what runs, and the bar."""
+        words = f"{experiment.dataset}, {experiment.model}, {experiment.clients} clients, defense {experiment.defense}"
+        self.console.print(f"{words}; engine {self.engine}" + (f"; after {done} rounds" if done else ""), highlight=False)
+        self._before = self.round = done
+        self._task = self._progress.add_task("", total=experiment.rounds, completed=done, accuracy="", speed="")
+        self._progress.start()
+
+    def on_round(self, line: dict[str, Any]) -> None:
+        """Move the bar."""
+        self.round = line["round"]
+        now = time.monotonic()
+        if self._began is None:
+            self._began, self._before = now, self.round
+        if "accuracy" in line:
+            self._accuracy = f"accuracy {line['accuracy']:.3f}"
+        rate = (self.round - self._before) / (now - self._began) if now > self._began else 0.0
+        speed = f"{rate:.1f} rounds/s" if rate else ""
+        self._progress.update(self._task, completed=self.round, accuracy=self._accuracy, speed=speed)
+
+    def stop_requested(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self.interrupted

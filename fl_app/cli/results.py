@@ -1,0 +1,131 @@
+"""`thorns gate` and `thorns export`: judge and hand on what runs and sweeps came to, after the attacks that it needs."""
+
+import json
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fl_app.cli.options import Classes, InputShape, Mean, Model, Std
+
+if TYPE_CHECKING:
+    from fl_app.analysis.gate import Limit, Verdict
+
+# Heavy modules are imported inside the commands, so that --help answers at once.
+
+errors = Console(stderr=True)
+TENSORBOARD = "tensorboard:"
+OFF = "off"
+
+
+class What(StrEnum):
+    """What a row of an exported table is."""
+
+    targets = "targets"
+    rounds = "rounds"
+    summary = "summary"
+
+
+def export(
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="A run or a sweep.")],
+    to: Annotated[str, typer.Option(metavar="FILE", help="FILE.csv, .jsonl or .parquet, or tensorboard:FOLDER.")],
+    what: Annotated[What, typer.Option(help="One row a target, a round, or an attack.")] = What.targets,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")] = False,
+) -> None:
+    """Write a run or sweep as one tidy table, or as TensorBoard events."""
+    from fl_app.report import export as tables
+    from fl_app.report import tensorboard
+
+    if to.startswith(TENSORBOARD):
+        folder = Path(to.removeprefix(TENSORBOARD))
+        places = tensorboard.export(tables.read_checked(path), folder)
+        typer.echo(f"{len(places)} cells; look at them with: tensorboard --logdir {folder}")
+        return
+    tables.writer_of(Path(to))  # refuse a name before anything is read
+    if os.path.lexists(to) and not overwrite:
+        raise ValueError(f"{to} is there already: choose another name, or replace it with --overwrite")
+    study = tables.read_checked(path)
+    for problem in study.problems:
+        errors.print(f"left out: {problem}", markup=False, highlight=False, soft_wrap=True)
+    rows = tables.TABLES[what.value](study)
+    if not rows:
+        raise ValueError(f"{path} has no {what.value} to export: nothing was recorded yet")
+    tables.save(rows, Path(to))
+    typer.echo(f"{to}: {len(rows)} rows of {what.value}")
+
+
+def gate(
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="A run, a sweep, or captures of another app (with --model).")],
+    psnr: Annotated[str, typer.Option(help="An attack leaks above this many dB; off: do not look.")] = "15",
+    ssim: Annotated[str, typer.Option(help="An attack leaks above this; off: do not look.")] = "0.5",
+    lpips: Annotated[str, typer.Option(help="An attack leaks below this; off: do not look.")] = "0.05",
+    attacks: Annotated[list[str] | None, typer.Option("--attack", metavar="SPEC", help="Judge this; run it if needed.")] = None,
+    cells: Annotated[list[str] | None, typer.Option("--cell", metavar="PATTERN", help="Of a sweep: only these cells.")] = None,
+    worst: Annotated[bool, typer.Option("--worst", help="Judge the worst single target, not the mean.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole verdict as JSON.")] = False,
+    model: Model = None,
+    input_shape: InputShape = "",
+    classes: Classes = 10,
+    mean: Mean = "",
+    std: Std = "",
+    defense: Annotated[str | None, typer.Option(metavar="SPEC", help="With --model: the clients' defense.")] = None,
+    truth: Annotated[Path | None, typer.Option(metavar="FILE", help="With --model: what the clients used.")] = None,
+) -> None:
+    """Fail if an attack rebuilds the data: exit 0 passed, 1 leak, 2 could not judge."""
+    try:
+        from fl_app.analysis.gate import UNJUDGED, limits_of
+
+        asked = {"psnr": psnr, "ssim": ssim, "lpips": lpips}
+        limits = limits_of({name: _threshold(name, text) for name, text in asked.items()})
+        if model is None:
+            verdict = _judge_study(path, limits, attacks or [], cells or [], worst=worst)
+        else:
+            from fl_app.analysis.gate_app import judge_app
+            from fl_app.attacking.audit import normalization, shape_of
+            from fl_app.attacking.jobs import TaskSpec
+
+            task = TaskSpec(model, shape_of(input_shape), classes, normalization(mean, std), Path.cwd())
+            verdict = judge_app(errors, path, task, defense, limits, attacks or [], truth, worst=worst)
+    except (ValueError, RuntimeError, OSError):
+        raise
+    except Exception as error:  # an exit code of 1 says "leak": nothing unforeseen may end with it
+        raise ValueError(f"{path} cannot be judged: {type(error).__name__}: {error}") from error
+    shown = verdict.doubts[1:] if verdict.code == UNJUDGED else verdict.doubts  # the first one is the line then
+    for note in [*verdict.notes, *shown]:
+        errors.print(note, markup=False, highlight=False, soft_wrap=True)
+    typer.echo(json.dumps(verdict.as_json(), indent=1) if as_json else verdict.line())
+    raise typer.Exit(verdict.code)
+
+
+def _threshold(name: str, text: str) -> float | None:
+    try:
+        return None if text == OFF else float(text)
+    except ValueError:
+        raise ValueError(f"--{name} takes a number or 'off', not {text!r}") from None
+
+
+def _judge_study(path: Path, limits: "list[Limit]", attacks: list[str], cells: list[str], *, worst: bool) -> "Verdict":
+    """Judge a run or sweep; attacks that were named and are not scored yet are run first."""
+    from fl_app.analysis.gate import chosen, judge, perceptual
+    from fl_app.report.export import read_checked
+    from fl_app.store.captures import Captures
+
+    folder = path / "captures" if (path / "captures").is_dir() else path
+    if not any((path / name).exists() for name in ("experiment.toml", "plan.json")) and Captures(folder).paths():
+        raise ValueError(
+            f"{path} holds captures of another app: add --model MODULE:FUNCTION --input-shape SHAPE --attack SPEC, and "
+            "--truth FILE.safetensors with what its clients used, as a guess can only be judged against that (docs/gate.md)"
+        )
+    study = read_checked(path)
+    runs = {cell.attacked.path: {one.asked for one in cell.attacks} for cell in chosen(study, cells) if cell.attacked}
+    waiting = [(place, text) for place, scored in runs.items() for text in attacks if text not in scored]
+    if waiting:
+        from fl_app.cli.attack import attack_run
+
+        for place, text in waiting:
+            attack_run(errors, place, [text], grants=[], perceptual=perceptual(limits))
+        study = read_checked(path)
+    return judge(study, limits, attacks=attacks, cells=cells, worst=worst)

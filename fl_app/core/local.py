@@ -1,0 +1,178 @@
+"""The one rule by which a client turns examples into an update.
+
+The client runs it and the attack differentiates through it, so the two cannot drift apart. This file imports
+nothing else of ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+Tensors = dict[str, Tensor]
+"""Parameter name -> tensor; the only container of weights and updates."""
+
+
+def finite(value: Tensor) -> bool:
+    """Whether all values are finite; by numpy, which is ten times faster than torch on a small tensor."""
+    if value.dtype in (torch.float32, torch.float64) and not value.is_cuda:
+        return bool(np.isfinite(value.numpy()).all())
+    return not value.is_floating_point() or bool(value.isfinite().all())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalRule:
+    """The public protocol of a round: a FedSGD gradient, or the weight change of several local SGD or Adam steps."""
+
+    kind: Literal["gradient", "delta"] = "gradient"
+    batch_size: int = 8
+    steps: int = 1
+    lr: float = 1.0
+    examples: int = 0
+    """Distinct examples used in a round; 0 means batch_size * steps, fewer means that the steps go over them again."""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """What takes the local steps; Adam starts anew in each round."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("gradient", "delta"):
+            raise ValueError(f"the update kind must be 'gradient' or 'delta', not {self.kind!r}")
+        if self.batch_size < 1 or self.steps < 1 or self.examples < 0:
+            raise ValueError("batch_size and steps must be at least 1, examples at least 0")
+        if self.kind == "gradient" and (self.steps, self.examples) != (1, 0):
+            raise ValueError("a gradient update has exactly one step on one batch; use kind 'delta' for local steps")
+        if self.optimizer not in ("sgd", "adam"):
+            raise ValueError(f"the local optimizer must be 'sgd' or 'adam', not {self.optimizer!r}")
+        if self.kind == "gradient" and self.optimizer != "sgd":
+            raise ValueError("a gradient update takes no local steps, so it has no local optimizer; use kind 'delta'")
+        if not (math.isfinite(self.lr) and (self.kind == "gradient" or self.lr > 0)):
+            raise ValueError(f"the local learning rate must be a positive, finite number, not {self.lr}")
+
+    def to_dict(self) -> dict[str, str | int | float]:
+        """The rule by the names that it has everywhere: in an experiment, in a training message, in a capture."""
+        return {name: getattr(self, field) for name, field in RULE_NAMES.items()}
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> LocalRule:
+        """The rule among some settings, which may come from outside; ValueError if it is not there or not valid."""
+        values: dict[str, Any] = {field: settings.get(name) for name, field in RULE_NAMES.items()}
+        for name, field in RULE_NAMES.items():
+            kinds = {"lr": (int, float), "kind": (str,), "optimizer": (str,)}.get(field, (int,))
+            # `type`, not isinstance: True is a whole number to Python.
+            if type(values[field]) not in kinds or (kinds == (int,) and values[field] > MOST_EXAMPLES):
+                raise ValueError(f"{name} is {str(values[field])[:40]!r}, which is not allowed")
+        return cls(**{**values, "lr": float(values["lr"])})
+
+    @property
+    def num_examples(self) -> int:
+        """How many distinct examples a client with enough data uses in a round."""
+        return self.examples or self.batch_size * self.steps
+
+    def batch(self, step: int, available: int) -> slice:
+        """Positions of local step `step` (from 0) among the round's `available` examples."""
+        start = step * self.batch_size % available
+        return slice(start, min(start + self.batch_size, available))
+
+
+RULE_NAMES = {
+    "update": "kind",
+    "batch-size": "batch_size",
+    "local-steps": "steps",
+    "local-lr": "lr",
+    "local-examples": "examples",
+    "local-optimizer": "optimizer",
+}
+"""The one spelling of a rule outside of Python -> its field."""
+MOST_EXAMPLES = 10**9
+"""The most examples or steps that a rule may name."""
+
+
+def loss_of(model: nn.Module, params: Tensors, x: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy of `model` with weights `params`; `y` holds classes (batch,) or probabilities (batch, classes)."""
+    # All parameters are given by name: looking for tied ones would cost a tenth of a small model's gradient.
+    return F.cross_entropy(functional_call(model, params, (x,), tie_weights=False), y)
+
+
+class Step(NamedTuple):
+    """One gradient computation: x is (batch, *shape) in [0, 1], y as in `loss_of`."""
+
+    params: Tensors
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+
+    def gradient(self) -> Tensors:
+        """The gradient of the loss by each parameter, detached: what a client needs, at the least cost."""
+        leaves = {name: value.detach().requires_grad_() for name, value in self.params.items()}
+        loss = loss_of(self.model, leaves, self.x, self.y)
+        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        return dict(zip(leaves, grads, strict=True))
+
+    def differentiable_gradient(self) -> Tensors:
+        """The same gradient through torch.func: can be differentiated again and vectorised, at a higher cost."""
+        return cast(Tensors, grad(lambda params: loss_of(self.model, params, self.x, self.y))(self.params))
+
+    def per_example_gradients(self) -> Tensors:
+        """The gradient of each example's own loss, stacked: (batch, *parameter shape)."""
+
+        def one(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
+            return loss_of(self.model, params, x[None], y[None])
+
+        return cast(Tensors, vmap(grad(one), in_dims=(None, 0, 0), randomness="different")(self.params, self.x, self.y))
+
+
+class Adam:
+    """Adam (Kingma and Ba 2015) with the usual constants, as a function of the gradients so far that has slopes."""
+
+    def __init__(self) -> None:
+        self._first: Tensors = {}
+        self._second: Tensors = {}
+        self._steps = 0
+
+    def direction(self, grads: Tensors) -> Tensors:
+        """Where a step of rate 1 goes, after one more gradient."""
+        self._steps += 1
+        if not self._first:
+            self._first = {name: torch.zeros_like(value) for name, value in grads.items()}
+            self._second = dict(self._first)
+        self._first = {name: 0.9 * self._first[name] + 0.1 * value for name, value in grads.items()}
+        self._second = {name: 0.999 * self._second[name] + 0.001 * value.square() for name, value in grads.items()}
+        found = {}
+        for name, first in self._first.items():
+            # Without the tiny number the slope of the root at an entry of zero would not be finite.
+            size = (self._second[name] / (1 - 0.999**self._steps) + 1e-24).sqrt()
+            found[name] = first / (1 - 0.9**self._steps) / (size + 1e-8)
+        return found
+
+
+Gradient = Callable[[Step], Tensors]
+
+
+def local_update(
+    model: nn.Module,
+    params: Tensors,
+    x: Tensor,
+    y: Tensor,
+    rule: LocalRule,
+    gradient: Gradient = Step.gradient,
+) -> Tensors:
+    """What a client with the examples (x, y) sends: its gradient, or weights after minus weights before its steps."""
+    if rule.kind == "gradient":
+        return gradient(Step(params, model, x, y))
+    current = params
+    adam = Adam()
+    for step in range(rule.steps):
+        batch = rule.batch(step, len(x))
+        grads = gradient(Step(current, model, x[batch], y[batch]))
+        if rule.optimizer == "adam":
+            grads = adam.direction(grads)
+        current = {name: value - rule.lr * grads[name] for name, value in current.items()}
+    # Weights, not accumulated gradients, are what the rule defines; float32 rounding here is the client's own.
+    return {name: current[name] - params[name] for name in params}

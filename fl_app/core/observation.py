@@ -1,0 +1,72 @@
+"""What a server sees of a client, what an attacker was told beyond that, and the public facts of a model."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor, nn
+
+from fl_app.core.local import LocalRule, Tensors
+
+Visibility = Literal["individual", "aggregate"]
+Key = tuple[int, int]
+"""(round, client) of a target; client -1 is the aggregate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """What was granted to the attacker beyond the protocol; printed beside every number."""
+
+    labels: Tensor | None = None
+    """The true classes of the examples, int64 (examples,), in no particular order."""
+    defense: str | None = None
+    """The spec of the clients' defense."""
+    statistics: Tensors = field(default_factory=dict)
+    """BatchNorm statistics of the client's batch: layer name -> (2, channels), means and variances."""
+
+    repeats: bool = False
+    """That the client used the same examples in all of its rounds that were captured."""
+    evaluator: bool = False
+    """The client's own evaluation network; the attack's spec names its file."""
+
+    @property
+    def ledger(self) -> tuple[str, ...]:
+        """The names of what was granted, for people."""
+        granted = {
+            "labels": self.labels is not None,
+            "defense": self.defense is not None,
+            "bn statistics": bool(self.statistics),
+            "repeated examples": self.repeats,
+            "evaluation network": self.evaluator,
+        }
+        return tuple(name for name, given in granted.items() if given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """All that the server sees of one client in one round (or of all of them, if it sees only the aggregate)."""
+
+    params: Tensors
+    update: Tensors
+    rule: LocalRule
+    num_examples: int
+    server_round: int
+    node_id: int = 0
+    client: int = 0
+    """The client's number in the roster; -1 for an aggregate."""
+    visibility: Visibility = "individual"
+    knowledge: Knowledge = field(default_factory=Knowledge)
+
+
+@dataclass(frozen=True)
+class Task:
+    """The public facts: the architecture, the shape of an input in [0, 1], the number of classes."""
+
+    model: nn.Module
+    input_shape: tuple[int, ...]
+    num_classes: int
+
+
+def compatibility(seen: Observation) -> tuple[object, ...]:
+    """Observations with equal keys can be attacked together."""
+    shapes = tuple((name, tuple(value.shape)) for name, value in seen.update.items())
+    return seen.rule, seen.num_examples, seen.visibility, seen.knowledge.ledger, seen.knowledge.defense, shapes

@@ -1,0 +1,175 @@
+"""Evaluation networks for Refiner: trained on public images, never on the clients', and kept in the cache."""
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+from torch.nn import functional as F
+
+from client_defenses import Chain, Defense
+from client_defenses.refiner import Refiner
+from client_defenses.tools import evaluator as evaluation
+from client_defenses.tools.evaluator import EvaluatorError, Facts, Shape, Training
+from fl_app import data
+from fl_app.data import photos
+
+PHOTOS = "photos"
+"""The public images that are on every machine, and so the default: a run shall not depend on what can be downloaded."""
+PARTS = ("train", "test")
+THREADS = 1
+"""Sums over more threads round differently, and the network shall not depend on the machine; nor do two help if it is busy."""
+CHUNK = 4096
+JUDGING = Training(seed=1)
+"""Not the network that refiner works against: its robust data may fool that one."""
+
+
+class Public(NamedTuple):
+    """Public images: what they are called, and the checksum of them as published."""
+
+    dataset: str
+    part: str
+    name: str
+    checksum: str
+
+    def images(self, shape: Shape) -> Tensor:
+        """The images in the shape of the clients', uint8 (n, *shape)."""
+        if self.dataset == PHOTOS:
+            return photos.pieces(shape)
+        return fit(getattr(data.load(self.dataset), self.part).x, shape)
+
+
+def public_images(dataset: str, part: str = "train") -> Public:
+    """A public data set, by its name and content."""
+    if dataset == PHOTOS:
+        content = dict(zip(photos.NAMES, photos.photos(), strict=True))
+        cut = {"": torch.tensor([photos.NUMBER, photos.CONTRAST])}  # how they are cut counts as content
+        return Public(PHOTOS, part, PHOTOS, evaluation.digest_of(content | cut))
+    found = data.load(dataset)
+    return Public(dataset, part, f"{found.name}/{part}", checksum_of(getattr(found, part).x))
+
+
+def checksum_of(images: Tensor) -> str:
+    """A checksum of images as they are published."""
+    return evaluation.digest_of({"images": images})
+
+
+def shape_of(clients: str) -> Shape:
+    """The shape of the images of a data set; it must be one of images."""
+    shape = data.load(clients).input_shape
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise EvaluatorError(f"refiner needs grey or RGB images; those of {clients} have the shape {shape}")
+    return shape[0], shape[1], shape[2]
+
+
+def fit(images: Tensor, shape: Shape) -> Tensor:
+    """Images, uint8 (n, c, h, w), in another shape: made grey or RGB, and scaled."""
+    parts = []
+    for some in images.split(CHUNK):
+        x = some.float()
+        if x.shape[1] != shape[0]:
+            x = x.mean(1, keepdim=True) if shape[0] == 1 else x[:, :1].expand(-1, 3, -1, -1)
+        if x.shape[2:] != shape[1:]:
+            x = F.interpolate(x, size=shape[1:], mode="bilinear", align_corners=False, antialias=True)
+        parts.append(x.round().clamp(0, 255).to(torch.uint8))
+    return torch.cat(parts)
+
+
+def refuse_same(facts: Facts, clients: str, split: str = "official") -> None:
+    """Refuse a network that has learnt from what clients hold: the same data set and part, by name or by content.
+
+    With the official split clients hold its "train" part; with shares, or if the part is not known, any of it.
+    """
+    dataset = data.load(clients)
+    name, _, part = facts.data.partition("/")
+    ours = name == dataset.name and not (split == "official" and part == "test")
+    if ours or (facts.images and facts.images == _held(clients)):
+        raise EvaluatorError(
+            f"an evaluation network must not learn from the clients' own images ({facts.data}, clients: {clients}, split "
+            f"{split}): it is public, and they are not; choose another data set, such as '{PHOTOS}'"
+        )
+
+
+def _held(clients: str) -> str:
+    return checksum_of(data.load(clients).train.x)
+
+
+def path_of(facts: Facts) -> Path:
+    """Where a network is kept: by a hash of its images and all settings."""
+    text = json.dumps(asdict(facts), sort_keys=True)
+    return data.cache_dir() / "evaluators" / f"{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}.safetensors"
+
+
+def ensure(
+    clients: str,
+    *,
+    public: str = PHOTOS,
+    part: str = "train",
+    split: str = "official",
+    training: Training | None = None,
+    console: Console | None = None,
+) -> Path:
+    """The file of a network for the images of the data set `clients`, trained on a public one unless it is there."""
+    if part not in PARTS:
+        raise EvaluatorError(f"the part must be one of {', '.join(PARTS)}, not '{part}'")
+    if public != PHOTOS and data.recipe_of(public).key == data.recipe_of(clients).key:  # before anything is fetched
+        refuse_same(Facts(shape=(1, 1, 1), data=f"{data.recipe_of(public).key}/{part}"), clients, split)
+    shape = shape_of(clients)
+    found = public_images(public, part)
+    facts = Facts(shape=shape, training=training or Training(), data=found.name, images=found.checksum)
+    refuse_same(facts, clients, split)
+    path = path_of(facts)
+    if not path.exists():
+        with _alone(path):
+            if not path.exists():  # another process may have made it meanwhile
+                _make(facts, found, path, console or Console(stderr=True))
+    return path
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold a lock beside a file: many clients start at once, and one of them shall train."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _make(facts: Facts, public: Public, path: Path, console: Console) -> None:
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        with Progress(*columns, console=console, refresh_per_second=4) as progress:
+            task = progress.add_task(f"evaluation network for refiner, on {public.name}", total=facts.training.steps)
+            made = evaluation.train(
+                public.images(facts.shape), facts.training, public.name, public.checksum, on_step=lambda: progress.advance(task)
+            )
+    finally:
+        torch.set_num_threads(threads)
+    evaluation.save(made, path)
+
+
+def prepared(defense: Defense, clients: str, split: str = "official", console: Console | None = None) -> Defense:
+    """The defense with an evaluation network for each Refiner in it: its own file, checked, or one that is made now."""
+    if isinstance(defense, Chain):
+        return replace(defense, parts=tuple(prepared(part, clients, split, console) for part in defense.parts))
+    if not isinstance(defense, Refiner):
+        return defense
+    if not defense.evaluator:
+        return replace(defense, evaluator=str(ensure(clients, split=split, console=console)))
+    facts = evaluation.load(defense.evaluator).facts
+    if facts.shape != shape_of(clients):
+        raise EvaluatorError(
+            f"{defense.evaluator} is for images of shape {facts.shape}, but those of {clients} have {shape_of(clients)}"
+        )
+    refuse_same(facts, clients, split)
+    return defense

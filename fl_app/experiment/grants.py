@@ -1,0 +1,54 @@
+"""Granting an attacker what the protocol does not give: the one place where truth is handed out, and it is always recorded."""
+
+from dataclasses import replace
+
+import torch
+
+from fl_app.core.local import Tensors
+from fl_app.core.observation import Knowledge
+from fl_app.core.seeds import generator
+from fl_app.experiment.assets import Assets
+from fl_app.experiment.truth import clients_behind, true_aggregate
+from fl_app.models.statistics import batchnorm_statistics
+
+GRANTS = ("labels", "defense", "statistics", "repeats", "evaluator")
+
+
+def parse_grants(texts: list[str]) -> tuple[str, ...]:
+    """`["labels,defense"]` -> their names, checked."""
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in GRANTS:
+            raise ValueError(f"there is no grant '{name}'; valid: {', '.join(GRANTS)}")
+    return tuple(dict.fromkeys(names))
+
+
+def examples_repeat(assets: Assets, client: int) -> bool:
+    """Whether a client uses the same examples in every round, since it owns no more; ValueError if not."""
+    shares = assets.shares if client == -1 else [assets.shares[client]]
+    if (client == -1 and assets.experiment.fraction < 1) or any(len(s) > assets.experiment.rule.num_examples for s in shares):
+        raise ValueError(
+            "the grant 'repeats' would be false: clients here own more examples than a round uses; "
+            "run with -c client-examples=N of at most the round's examples, or leave the grant out"
+        )
+    return True
+
+
+def knowledge_of(assets: Assets, grants: tuple[str, ...], key: tuple[int, int], params: Tensors | None) -> Knowledge:
+    """What is granted about a target (round, client)."""
+    knowledge = Knowledge(
+        defense=assets.experiment.defense if "defense" in grants else None,
+        repeats="repeats" in grants and examples_repeat(assets, key[1]),
+        evaluator="evaluator" in grants,
+    )
+    if "labels" not in grants and "statistics" not in grants:
+        return knowledge
+    server_round, client = key
+    x, y = true_aggregate(assets, clients_behind(assets, client, server_round), server_round)
+    if "labels" in grants:  # shuffled: the order of the examples is not part of the grant
+        order = torch.randperm(len(y), generator=generator(assets.experiment.seed, "granted labels", *key))
+        knowledge = replace(knowledge, labels=y[order])
+    if "statistics" in grants and params is not None:
+        statistics = batchnorm_statistics(assets.model, params, x)
+        knowledge = replace(knowledge, statistics={name: value.detach() for name, value in statistics.items()})
+    return knowledge

@@ -1,0 +1,233 @@
+"""Tidy tables of a run or sweep, for pandas and spreadsheets: one row a target, a round, or an attack on a cell.
+
+Columns have the names that the files have (docs/files.md); settings are those of the row's run, with underscores.
+"""
+
+import csv
+import importlib
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from fl_app.analysis.results import AttackResult, CellResult, RunResult, Study, read_study
+from fl_app.scoring.attacks import JUDGED, METRICS
+from fl_app.scoring.floors import FLOORS
+from fl_app.store.files import RunError
+
+Table = list[dict[str, Any]]
+SCORED = (*METRICS, *JUDGED, "noise_ratio")
+NOT_SETTINGS = ("attack", "grant", "adaptive", "worker", "run_dir")
+"""Settings that say how a run was attacked from its own command line, or where: the columns of an attack say it better."""
+LARGE = ("captures", "clients")
+"""Folders of a run that nothing here reads."""
+
+_NUMBER = (int, float, NoneType)
+_SCORES = dict.fromkeys(SCORED, _NUMBER)
+_CELL = {"name": (str,), "varied": (dict,), "seed": (int,)}
+_ROUND = {"round": (int,), "seconds": (int, float), "accuracy": _NUMBER, "loss": _NUMBER, "epsilon": _NUMBER}
+_ATTACK = {"asked": (str,), "attack": (str,), "who": (str,)}
+_TARGET = {"round": (int,), "client": (int,), "status": (str,), "unavailable": (dict, NoneType), **_SCORES}
+
+
+def read_checked(path: Path) -> Study:
+    """Read a run or sweep; what has a wrong type, or is a link to somewhere else, is an error that names the file."""
+    root = path.resolve()
+    for place, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in LARGE]
+        for one in (Path(place, name) for name in (*folders, *files)):
+            if one.is_symlink() and not one.resolve().is_relative_to(root):
+                raise RunError(f"{one} is a link to outside of {path}: what is there is not part of it")
+            if one.suffix in (".json", ".jsonl", ".toml") and one.is_file():
+                _check_text(one)
+    try:
+        study = read_study(path)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path / 'plan.json'} is not the plan of a sweep: {type(error).__name__}: {error}") from error
+    _check(path / "plan.json", _CELL, [cell._asdict() for cell in study.cells])
+    for run in [run for cell in study.cells for run in (cell.training, cell.attacked) if run is not None]:
+        _check(run.path / "metrics.jsonl", _ROUND, run.metrics)
+        for attack in run.attacks:
+            _check(attack.folder / "attack.json", _ATTACK, [attack._asdict()])
+            _check(attack.folder / "scores.jsonl", _TARGET, attack.lines)
+            for rows in attack.floors.values():
+                _check(attack.folder / "floors.jsonl", _SCORES, rows)
+    return study
+
+
+def _check_text(path: Path) -> None:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {error}") from error
+
+
+def _check(path: Path, shape: Mapping[str, tuple[type, ...]], found: Sequence[Any]) -> None:
+    for number, one in enumerate(found, 1):
+        for key, kinds in shape.items():
+            value = one.get(key) if isinstance(one, dict) else one
+            if type(value) not in kinds:  # not isinstance: true and false are no numbers here
+                words = " or ".join(kind.__name__ for kind in kinds if kind is not NoneType)
+                raise RunError(f"{path}, entry {number}: {key} must be {words}, not {str(value)[:80]!r}")
+
+
+def targets(study: Study) -> Table:
+    """One row a (cell, attack, target); a cell without a scored attack is one row with the reason."""
+    rows: Table = []
+    for cell in study.cells:
+        about = _about(study, cell, cell.attacked)
+        for attack in cell.attacks:
+            for line in attack.lines:
+                place = {key: line.get(key) for key in ("round", "client", "status", "reason")}
+                kept = {key: line.get(key) for key in (*SCORED, "loss", "visibility")}
+                seconds = {"seconds": _number(line.get("seconds"))}
+                rows.append({**about, **_who(attack), "ledger": line.get("ledger"), **place, **kept, **seconds})
+        rows += _missing(cell, about)
+    return rows
+
+
+def rounds(study: Study) -> Table:
+    """One row a (cell, recorded round) of the training."""
+    rows: Table = []
+    for cell in study.cells:
+        about = _about(study, cell, cell.training)
+        rows += [{**about, **line} for line in (cell.training.metrics if cell.training else [])]
+        rows += _missing(cell, about) if cell.failed else []
+    return rows
+
+
+def summary(study: Study) -> Table:
+    """One row a (cell, attack): means over targets with their 95 % intervals, the floors, and what the training came to."""
+    rows: Table = []
+    for cell in study.cells:
+        about, attacks = _about(study, cell, cell.attacked), cell.attacks
+        trained = _about(study, cell, cell.training) if cell.training else {}
+        about |= {f"training_{key}": value for key, value in trained.items() if value != about.get(key)} | _training(cell)
+        for attack in attacks:
+            row = {**about, **_who(attack), "ledger": attack.ledger, "status": "done", "reason": None}
+            row |= {"targets": len(attack.lines), "failed": attack.rows.count(None), "attack_seconds": attack.seconds}
+            for metric in SCORED:
+                found = attack.summary(metric)
+                row |= {f"{metric}_{part}": getattr(found, part) for part in ("mean", "low", "high", "n")}
+            # Floors are kept once, beside the attack as it was asked for.
+            twin = next((one for one in attacks if one.asked == attack.asked and one.floors), attack)
+            for floor in FLOORS:
+                name = floor.replace(" ", "_")
+                row |= {f"floor_{name}_{metric}": twin.floor(floor, metric).mean for metric in METRICS}
+            rows.append(row)
+        rows += _missing(cell, about)
+    return rows
+
+
+TABLES: dict[str, Callable[[Study], Table]] = {"targets": targets, "rounds": rounds, "summary": summary}
+
+
+def _about(study: Study, cell: CellResult, run: RunResult | None) -> dict[str, Any]:
+    """Which cell and run, with all settings; those that the sweep names where the run does not exist."""
+    settings = run.experiment.run_config() if run else cell.varied
+    named = {key.replace("-", "_"): value for key, value in settings.items()}
+    place = os.path.relpath(run.path, study.path.resolve()) if run and study.kind == "sweep" else ""
+    kept = {key: value for key, value in named.items() if key not in NOT_SETTINGS}
+    return {"cell": cell.name, "run": place, **kept, "seed": cell.seed}
+
+
+def _who(attack: AttackResult) -> dict[str, Any]:
+    return {"who": attack.who, "asked": attack.asked, "attack": attack.attack, "grants": ",".join(attack.grants)}
+
+
+def _training(cell: CellResult) -> dict[str, Any]:
+    """What the training came to, as of its last evaluated round."""
+    run, kept = cell.training, ("accuracy", "macro_f1", "epsilon", "delta")
+    last = run.last if run else {}
+    found = {key if key != "delta" else "epsilon_delta": last.get(key) for key in kept}
+    return {
+        **found,
+        "test_loss": last.get("loss"),
+        "rounds_done": run.rounds_done if run else 0,
+        "seconds_a_round": run.seconds_a_round if run else None,
+    }
+
+
+def _missing(cell: CellResult, about: dict[str, Any]) -> Table:
+    reason = cell.unattacked
+    return [] if reason is None else [{**about, "status": "failed" if cell.failed else "open", "reason": reason}]
+
+
+def _number(value: Any) -> float | None:
+    """Durations are text in the files: notes of a safetensors file cannot be anything else."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def save(table: Table, path: Path) -> None:
+    """Write a table as .csv, .jsonl or .parquet, so that a reader sees the old or the new file and never a part."""
+    content = writer_of(path)(table)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def writer_of(path: Path) -> Callable[[Table], bytes]:
+    """What writes a file of this name; ValueError if nothing does."""
+    if path.suffix not in WRITERS:
+        raise ValueError(f"{path} does not end in {', '.join(WRITERS)}")
+    return WRITERS[path.suffix]
+
+
+def _columns(table: Table) -> list[str]:
+    return list(dict.fromkeys(name for row in table for name in row))
+
+
+def _plain(value: Any) -> Any:
+    """A value that every format has: numbers that are not finite become missing, lists and objects text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _csv(table: Table) -> bytes:
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    writer.writerow(columns := _columns(table))
+    writer.writerows([_plain(row.get(name)) for name in columns] for row in table)
+    return out.getvalue().encode()
+
+
+def _jsonl(table: Table) -> bytes:
+    columns = _columns(table)
+    lines = (json.dumps({name: _plain(row.get(name)) for name in columns}, allow_nan=False) for row in table)
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _parquet(table: Table) -> bytes:
+    try:
+        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ValueError(f"a .parquet file needs pyarrow ({error}): pip install pyarrow, or write .csv or .jsonl") from error
+    made, out = {}, io.BytesIO()
+    for name in _columns(table):
+        values = [_plain(row.get(name)) for row in table]
+        kinds = {type(value) for value in values if value is not None}
+        if not (kinds <= {int, float} or len(kinds) == 1):  # a column has one type there
+            values = [None if value is None else str(value) for value in values]
+        made[name] = values
+    try:
+        parquet.write_table(arrow.table(made), out)
+    except (arrow.ArrowException, OverflowError) as error:
+        raise ValueError(f"this table does not fit into Parquet ({error}): write .csv or .jsonl") from error
+    return out.getvalue()
+
+
+WRITERS: dict[str, Callable[[Table], bytes]] = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}

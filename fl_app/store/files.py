@@ -1,0 +1,44 @@
+"""Files that are written whole or not at all, and an error that names the one at fault."""
+
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from fl_app.core.local import Tensors
+
+
+class RunError(ValueError):
+    """A file or run directory that cannot be used; the message says why and what to do."""
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader sees the old or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_tensors(path: Path, tensors: Tensors, notes: dict[str, str]) -> None:
+    """Write tensors atomically; they may share memory."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file(
+            {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}, temporary, metadata=notes
+        )
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_tensors(path: Path) -> tuple[Tensors, dict[str, str]]:
+    """Read tensors and their notes; a damaged file is an error that names it."""
+    try:
+        with safe_open(path, "pt") as stored:
+            return {name: stored.get_tensor(name) for name in stored.keys()}, dict(stored.metadata() or {})  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from error
