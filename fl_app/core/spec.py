@@ -19,8 +19,23 @@ from fl_app.core.parsing import Part, SpecError, parse, write
 T = TypeVar("T")
 Registry = Mapping[str, Callable[..., T]]
 __all__ = [
-    *("Checked", "Named", "Part", "Registry", "Setting", "SpecError", "build_one", "build_part", "check", "describe"),
-    *("lookup", "parse", "settings_of", "single", "suggest", "text_of", "write"),
+    "Checked",
+    "Named",
+    "Part",
+    "Registry",
+    "Setting",
+    "SpecError",
+    "build_one",
+    "build_part",
+    "check",
+    "describe",
+    "lookup",
+    "parse",
+    "settings_of",
+    "single",
+    "suggest",
+    "text_of",
+    "write",
 ]
 
 
