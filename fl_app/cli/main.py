@@ -125,7 +125,7 @@ def run_and_report(experiment: "Experiment", engine: str, start: "Start") -> Non
             [experiment.attack],
             grants=[experiment.grant],
             worker_name=experiment.worker,
-            adaptive=experiment.adaptive,
+            adaptive=experiment.informed,
         )
 
 
