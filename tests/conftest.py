@@ -1,6 +1,7 @@
 import io
 import os
 import signal
+import sys
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -14,9 +15,10 @@ import torch
 import typer
 from PIL import Image
 from rich.console import Console
-from small_sweep import text_of
 
 from fl_app.experiment.config import Experiment
+from helpers import foreign_app
+from helpers.small_sweep import text_of
 
 # In the background of a shell Ctrl-C is ignored, and children inherit that: tests that send it would wait in vain.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -97,3 +99,13 @@ def sweep(monkeypatch, tmp_path):
         return 0, told.getvalue()
 
     return start
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    """The folder of somebody's code, as the current directory."""
+    (tmp_path / f"{foreign_app.MODULE}.py").write_text(foreign_app.CODE)
+    monkeypatch.chdir(tmp_path)
+    sys.modules.pop(foreign_app.MODULE, None)
+    yield tmp_path
+    sys.modules.pop(foreign_app.MODULE, None)

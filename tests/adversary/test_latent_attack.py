@@ -1,0 +1,62 @@
+"""Who knows the noise of latent perturbation: matching at its mean."""
+
+import pytest
+import torch
+from torch.func import functional_call, vmap
+
+import adversary
+from adversary.latent_attack import informed_model, with_mean_noise
+from client_defenses import Memory, build
+from client_defenses.latent_perturbation import LatentPerturbation
+from client_defenses.tools.cut import passed
+from fl_app import models
+from fl_app.core.local import LocalRule
+from fl_app.core.observation import Knowledge, Observation, Task
+from helpers.latent import SHAPE, step_of
+
+
+@pytest.fixture
+def step(rng):
+    return step_of("lenet", rng)
+
+
+def test_who_knows_the_noise_matches_at_its_mean(step):
+    sent = LatentPerturbation(alpha=0.0, mu=0.7, sigma=0.0).protect(step, Memory.fresh(0))
+    task = Task(step.model, SHAPE, 5)
+    informed = informed_model(task, "prune(ratio=0.1) + latent_perturbation(mu=0.7)")
+    assert models.parameters_of(informed).keys() == step.params.keys()
+    assert hasattr(informed, "normalize")
+    found = step._replace(model=informed).differentiable_gradient()
+    naive = step.differentiable_gradient()
+    for name, value in sent.items():
+        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-4)
+    assert (naive["net.fc.weight"] - sent["net.fc.weight"]).norm() > 0.1 * sent["net.fc.weight"].norm()
+    assert not any(module._forward_hooks for module in step.model.modules())
+    mu = torch.arange(108.0).view(12, 3, 3) / 100
+    moved = with_mean_noise(step.model, "act3", mu, SHAPE)
+    logits, _ = passed(step.model, step.params, step.x, "net.act3", lambda z: z + mu)
+    many = vmap(lambda x: functional_call(moved, step.params, (x,)))(step.x[None].expand(2, -1, -1, -1, -1))
+    torch.testing.assert_close(many, logits.expand(2, -1, -1))
+    assert informed_model(task, "prune + none") is step.model
+
+
+def test_the_mean_of_the_noise_hides_nothing_from_who_knows_it(rng):
+    step, defense = step_of("lenet", rng), "latent_perturbation(mu=1.0, sigma=0.02)"
+    seen = [
+        Observation(
+            params=step.params,
+            update=build(defense).protect(step._replace(x=step.x[i : i + 1], y=step.y[i : i + 1]), Memory.fresh(i)),
+            rule=LocalRule(batch_size=1),
+            num_examples=1,
+            server_round=1,
+            client=i,
+            knowledge=Knowledge(labels=step.y[i : i + 1], defense=defense),
+        )
+        for i in range(3)
+    ]
+    task, attack = Task(step.model, SHAPE, 5), adversary.build("cosine_lbfgs(labels='given', tv=0.0, iterations=150)")
+    errors = []
+    for model in (task.model, informed_model(task, defense)):
+        guess = attack(seen, Task(model, SHAPE, 5), torch.Generator().manual_seed(0))
+        errors.append((guess.x[:, 0] - step.x[:3]).square().mean().item())
+    assert errors[1] < 0.5 * errors[0]
