@@ -50,7 +50,7 @@ DEFENSES: dict[str, Callable[..., Defense]] = {
 
 def build(text: str) -> Defense:
     """`"a(x=1) + b"` -> one defense, or a chain in that order."""
-    parts = [spec.build_part("defense", part, DEFENSES) for part in spec.parse(text)]
+    parts = [spec.build_part("defense", part, DEFENSES, base=Defense) for part in spec.parse(text)]
     return parts[0] if len(parts) == 1 else Chain(parts=tuple(parts))
 
 

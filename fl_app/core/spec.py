@@ -161,21 +161,33 @@ class Checked:
 
 def lookup(kind: str, part: Part, registry: Registry[T]) -> tuple[Callable[..., T], dict[str, Any]]:
     """The factory of a part, registered or plugged in, and its checked settings."""
-    factory = plugins.find(kind, part.name) if part.name not in registry else registry[part.name]
+    if part.name in registry:
+        return registry[part.name], _settings(part, registry[part.name])
+    factory = plugins.find(kind, part.name)
     if factory is None:
-        raise SpecError(f"unknown {kind} '{part.name}'; {suggest(part.name, {*registry, *plugins.installed(kind)})}")
+        raise SpecError(f"unknown {kind} '{part.name}'; {suggest(part.name, {*registry, *plugins.registered(kind)})}")
+    with plugins.explained(kind, part.name):
+        return factory, _settings(part, factory)
+
+
+def _settings(part: Part, factory: Callable[..., Any]) -> dict[str, Any]:
     settings = dict(part.settings)
     if part.values:  # one value stands for the first setting: tv(0.01), prune(0.9)
         known = list(settings_of(factory))
         if len(part.values) > 1 or not known or known[0] in settings:
             raise SpecError(f"{part.name}: settings are written key=value, not '{write(part)}'; valid: {', '.join(known)}")
         settings[known[0]] = part.values[0]
-    return factory, check(part.name, factory, settings)
+    return check(part.name, factory, settings)
 
 
-def build_part(kind: str, part: Part, registry: Registry[T], *args: Any) -> T:
-    """Call the factory of one part with `args` and the part's settings."""
+def build_part(kind: str, part: Part, registry: Registry[T], *args: Any, base: type | None = None) -> T:
+    """Call the factory of one part with `args` and the part's settings; one from outside must make a `base`."""
     factory, settings = lookup(kind, part, registry)
+    if part.name not in registry:
+        with plugins.explained(kind, part.name):
+            made = factory(*args, **settings)
+        plugins.check_made(kind, part.name, made, base)
+        return made
     try:
         return factory(*args, **settings)
     except SpecError:
@@ -184,9 +196,9 @@ def build_part(kind: str, part: Part, registry: Registry[T], *args: Any) -> T:
         raise SpecError(f"{part.name}: {error}") from error
 
 
-def build_one(kind: str, text: str, registry: Registry[T], *args: Any) -> T:
+def build_one(kind: str, text: str, registry: Registry[T], *args: Any, base: type | None = None) -> T:
     """Build a spec that must have exactly one part."""
-    return build_part(kind, single(kind, text), registry, *args)
+    return build_part(kind, single(kind, text), registry, *args, base=base)
 
 
 def single(kind: str, text: str) -> Part:

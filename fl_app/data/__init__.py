@@ -45,7 +45,7 @@ def cache_dir() -> Path:
 
 def recipe_of(text: str) -> Recipe:
     """The recipe of a data set spec such as "mnist" or "medmnist(kind='blood')"."""
-    return spec.build_one("data set", text, DATASETS)
+    return spec.build_one("data set", text, DATASETS, base=Recipe)
 
 
 def cached_file(recipe: Recipe) -> Path:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 import client_defenses
 from client_defenses.tools.accounting import epsilon
-from fl_app.core import spec
+from fl_app.core import plugins, spec
 from fl_app.core.local import LocalRule
 from fl_app.core.selection import Selection, select
 from fl_app.data import DATASETS
@@ -190,14 +190,20 @@ def _from_items(items: tuple[tuple[str, Any], ...]) -> Experiment:
         raise ConfigError("\n".join(problems)) from None
 
 
+SPECS = ("dataset", "partition", "model", "optimizer", "defense", "attack", "attacks", "metrics")
+"""The settings of runs and sweeps in which code from outside can be named."""
+
+
 def read_toml(path: Path) -> dict[str, Any]:
-    """The settings in a file."""
+    """The settings in a file, which may be somebody else's: code that it names must have been allowed here."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from None
+    plugins.check_named(str(path), given, SPECS)
+    return given
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -41,7 +41,7 @@ def build(
     # torch's initialisers draw from the global generator: borrow it, and leave it as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = spec.build_one("model", text, MODELS, input_shape, num_classes)
+        net = spec.build_one("model", text, MODELS, input_shape, num_classes, base=nn.Module)
     if normalize is None:
         return net
     return nn.Sequential(OrderedDict(normalize=Normalize(*normalize), net=net))
