@@ -5,25 +5,32 @@ They may import `fl_app.core`, `fl_app.models` and `fl_app.store` only, and so c
 
 from collections.abc import Callable
 
-from adversary.base import Attack, AttackError, Guess
-from adversary.matching import GradientMatching
+from adversary.base import Attack, AttackError, Belief, Facts, Guess, Informed, Public
 from adversary.presets import DLG, IDLG, CosineLBFGS, GradInversion, InvertingGradients
+from adversary.search.matching import Matching
 from fl_app.core import spec
-from fl_app.core.observation import Knowledge, Observation, Task
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
     "cosine_lbfgs": CosineLBFGS,
     "dlg": DLG,
     "grad_inversion": GradInversion,
-    "gradient_matching": GradientMatching,
     "idlg": IDLG,
     "inverting_gradients": InvertingGradients,
+    "matching": Matching,
 }
 
 
 def build(text: str) -> Attack:
     """`"inverting_gradients(tv=1e-3, iterations=1000)"` -> an attack."""
-    return spec.build_one("attack", text, ATTACKS)
+    built = spec.build_one("attack", text, ATTACKS)
+    if not isinstance(built, Attack):
+        raise spec.SpecError(f"{text} is a {type(built).__name__}, not an attack: it must be a subclass of adversary.Attack")
+    return built
 
 
-__all__ = ["ATTACKS", "Attack", "AttackError", "Guess", "Knowledge", "Observation", "Task", "build"]
+def text_of(attack: Attack) -> str:
+    """The spec of an attack, from which `build` makes it again."""
+    return spec.text_of(attack, ATTACKS)
+
+
+__all__ = ["ATTACKS", "Attack", "AttackError", "Belief", "Facts", "Guess", "Informed", "Matching", "Public", "build", "text_of"]

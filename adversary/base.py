@@ -1,14 +1,16 @@
-"""What an attack sees, what it is asked, and what it answers. There is no way from here to the clients' data."""
+"""What an attack is asked and what it answers. There is no way from here to the clients' data."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, Self, final
 
 import torch
 from torch import Tensor
 
+from fl_app.core.local import LocalRule
 from fl_app.core.observation import Observation, Task, compatibility
+from fl_app.core.seeds import generator
 from fl_app.core.spec import Checked
 
 
@@ -17,32 +19,106 @@ class AttackError(ValueError):
 
 
 class Guess(NamedTuple):
-    """x: (targets, examples, *input_shape) in [0, 1]; y: int64 (targets, examples); loss: (targets,), the attack's own."""
+    """x: (targets, examples, *shape) in the task's space; y: int64 (targets, examples); loss: (targets,), the attack's own."""
 
     x: Tensor
     y: Tensor
     loss: Tensor
 
 
+class Belief(NamedTuple):
+    """Scores of candidates, (targets, candidates), larger where the attack believes more: an inference, no reconstruction."""
+
+    scores: Tensor
+
+
+class Public(NamedTuple):
+    """Examples that are nobody's secret: x (n, *shape), y int64 (n,)."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Facts(NamedTuple):
+    """What an informed attacker can count on: rounds captured per client, examples per update, what was granted."""
+
+    rounds: int = 1
+    examples: int = 1
+    repeats: bool = False
+    """That a client's examples are the same in all of its rounds."""
+    evaluator: str = ""
+    """The clients' evaluation network, by the name of its file."""
+
+
+class Informed(NamedTuple):
+    """An attack once it knows the defense, with what has to be granted for it; or why it cannot be."""
+
+    name: str
+    """What it is called, where a defense has several."""
+    attack: "Attack | None"
+    why: str
+    """What it does about the defense."""
+    grants: tuple[str, ...] = ("defense",)
+    why_not: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Attack(Checked, ABC):
     """Settings of an attack; subclasses write `run`, for all targets at once."""
 
+    trained: ClassVar[bool] = False
+    """Whether `prepare` learns from public examples."""
+
     @abstractmethod
-    def run(self, seen: Sequence[Observation], task: Task, rng: torch.Generator) -> Guess:
-        """Guess the examples behind compatible observations."""
+    def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess | Belief:
+        """Answer for compatible observations, each with a generator of its own."""
+
+    def prepare(self, task: Task, public: Public, seen: Sequence[Observation], rng: torch.Generator) -> Self:
+        """The attack after training on public examples at the weights of the observations; needs `trained`."""
+        return self
+
+    def informed(self, defense: str, facts: Facts) -> list[Informed]:
+        """What the attack becomes once it knows the spec of the defense, the strongest first; empty if nothing changes."""
+        return []
+
+    @property
+    def by_client(self) -> bool:
+        """Whether the rounds of a client have to be attacked in one call."""
+        return False
+
+    def cost(self, examples: int, rule: LocalRule) -> float:
+        """About how many gradients of one example it takes per target."""
+        return float(examples * rule.steps)
+
+    def shortened(self, iterations: int) -> "Attack | None":
+        """The same attack with so many iterations, to time it; None if it does not iterate."""
+        return None
 
     @final
-    def __call__(self, seen: Sequence[Observation], task: Task, rng: torch.Generator) -> Guess:
-        """Check the observations, run the attack, check the guess."""
+    def __call__(self, seen: Sequence[Observation], task: Task, seed: int) -> Guess | Belief:
+        """Check the observations, run the attack, check the answer.
+
+        The draws of a target depend on the seed, its round and its client alone: not on what is attacked beside it.
+        """
         if not seen:
             raise AttackError("there is nothing to attack: no observation was given")
         first = compatibility(seen[0])
         for other in seen[1:]:
             if compatibility(other) != first:
                 raise AttackError("these observations differ in rule, number of examples or parameters: attack them in groups")
-        guess = self.run(seen, task, rng)
-        expected = (len(seen), seen[0].num_examples, *task.input_shape)
-        if guess.x.shape != expected or guess.y.shape != expected[:2] or guess.loss.shape != expected[:1]:
-            raise AttackError(f"the attack answered with the shape {tuple(guess.x.shape)}, not {expected}: this is a bug in it")
-        return Guess(guess.x.detach().clamp(0, 1), guess.y.detach(), guess.loss.detach())
+        answer = self.run(seen, task, [generator(seed, one.server_round, one.client) for one in seen])
+        return _checked_belief(answer, seen) if isinstance(answer, Belief) else _checked_guess(answer, seen, task)
+
+
+def _checked_guess(guess: Guess, seen: Sequence[Observation], task: Task) -> Guess:
+    expected = (len(seen), seen[0].num_examples, *task.space.shape)
+    if guess.x.shape != expected or guess.y.shape != expected[:2] or guess.loss.shape != expected[:1]:
+        raise AttackError(f"the attack answered with the shape {tuple(guess.x.shape)}, not {expected}: this is a bug in it")
+    return Guess(task.space.clamp(guess.x.detach()), guess.y.detach(), guess.loss.detach())
+
+
+def _checked_belief(belief: Belief, seen: Sequence[Observation]) -> Belief:
+    scores = belief.scores.detach()
+    if scores.ndim != 2 or len(scores) != len(seen) or not bool(scores.isfinite().all()):
+        raise AttackError(f"the attack's scores, {tuple(scores.shape)}, are not finite numbers per target and candidate")
+    return Belief(scores)

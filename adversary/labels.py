@@ -1,4 +1,4 @@
-"""Which classes are in an update: read off the gradient of the last layer, before any image is guessed."""
+"""Which classes are in an update: read off the gradient of the last layer, before any example is searched for."""
 
 from typing import Literal
 
@@ -58,7 +58,7 @@ def by_count(seen: Observation, gradient: Tensors, task: Task, rng: torch.Genera
     weight, bias = last_layer(gradient, task.num_classes)
     if bias is None:
         raise AttackError("the last layer has no bias, so classes cannot be counted: use 'min_column' or grant the labels")
-    noise = torch.rand((64, *task.input_shape), generator=rng).to(weight)
+    noise = task.space.noise(64, rng).to(weight)
     with torch.no_grad():
         probability = functional_call(task.model, seen.params, (noise,)).softmax(1).mean(0)
     share = (seen.num_examples * (probability - bias)).clamp_min(0)
@@ -74,7 +74,7 @@ def by_rows(seen: Observation, gradient: Tensors, task: Task, rng: torch.Generat
     With several examples a class whose probability hides its share is missed.
     """
     weight, bias = last_layer(gradient, task.num_classes)
-    noise = torch.rand((64, *task.input_shape), generator=rng).to(weight)
+    noise = task.space.noise(64, rng).to(weight)
     features = _features(task, seen.params, noise, last_weight(gradient, task.num_classes))
     factors = weight @ features.to(weight)
     if bias is not None:

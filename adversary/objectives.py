@@ -1,41 +1,174 @@
-"""How far a dummy update is from the observed one: pure functions of two updates, for one target."""
+"""How far the update of a reconstruction is from the observed one: pieces of `matching`, one class each."""
 
-from typing import Literal
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from adversary.base import AttackError
+from adversary.labels import last_weight
 from fl_app.core.local import Tensors
+from fl_app.core.observation import Task
+from fl_app.core.spec import Checked, Named
 
-Objective = Literal["l2", "cosine", "robust", "ball", "shell"]
 TINY = 1e-30
 
 
-def squared_l2(dummy: Tensors, observed: Tensors) -> Tensor:
+@dataclass(frozen=True, kw_only=True)
+class Objective(Checked, ABC):
+    """A distance of two updates, by parameter name; it runs under vmap, for one reconstruction at a time."""
+
+    stages: ClassVar[int] = 1
+    """In how many steps it changes with progress; losses of different stages are not compared."""
+
+    @abstractmethod
+    def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """The distance of the reconstruction's update from the observed one, a number; progress in [0, 1) by stages."""
+
+    def fitted(self, update: Tensors, task: Task) -> Self:
+        """The objective for updates with these names and shapes."""
+        return self
+
+    def kept(self, update: Tensors) -> list[str]:
+        """The names of the parameters that it looks at."""
+        return list(update)
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2(Objective):
     """Sum of squared differences over all entries (DLG, iDLG, GradInversion)."""
-    return torch.stack([(dummy[name] - observed[name]).square().sum() for name in observed]).sum()
+
+    def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """The squared distance."""
+        return squared_l2(dummy, seen)
 
 
-def cosine(dummy: Tensors, observed: Tensors) -> Tensor:
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Objective):
     """1 - cosine of the two updates as one vector each (Inverting Gradients): blind to their scale."""
-    inner = torch.stack([(dummy[name] * observed[name]).sum() for name in observed]).sum()
-    ours = torch.stack([dummy[name].square().sum() for name in observed]).sum()
-    theirs = torch.stack([observed[name].square().sum() for name in observed]).sum()
-    return 1 - inner / (ours * theirs + TINY).sqrt()
+
+    def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """One minus the cosine."""
+        return cosine(dummy, seen)
 
 
-def robust(dummy: Tensors, observed: Tensors, width: float = 1.0) -> Tensor:
+@dataclass(frozen=True, kw_only=True)
+class Robust(Objective):
     """1 - cosine, after down-weighting the entries that do not fit: decoys and outliers among what was sent.
 
     One round of iteratively reweighted least squares at each call, with Cauchy weights 1 / (1 + (r / s)^2): r is the
-    residual after the best common scale, s is `width` times its mean size in the tensor. The weights are constants to
-    the slope. An infinite width is the plain cosine.
+    residual after the best common scale, s is a width times its mean size in the tensor. The weights are constants to
+    the gradient. Which entries are decoys shows only once the reconstruction is roughly right: so all count at first
+    (the plain cosine), then fewer and fewer.
     """
-    inner = torch.stack([(dummy[name] * observed[name]).sum() for name in observed]).sum()
-    ours = torch.stack([dummy[name].square().sum() for name in observed]).sum()
+
+    stages: ClassVar[int] = 4
+    WIDTHS: ClassVar[tuple[float, ...]] = (torch.inf, 4.0, 2.0, 1.0)
+
+    def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """One minus the cosine of the entries that fit."""
+        width = self.WIDTHS[min(round(progress * self.stages), self.stages - 1)]
+        return robust(dummy, seen, width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shell(Objective):
+    """(|dummy - seen| - eps)²: "solve |g* - g| = const", where Refiner's projection was active (its Appendices J and M)."""
+
+    eps: Annotated[float, Field(gt=0)]
+
+    def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """The squared distance from the shell."""
+        return ((squared_l2(dummy, seen) + TINY).sqrt() - self.eps).square()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(Objective):
+    """Another objective on the entries that are not zero in what was sent: those that a sparse defense kept."""
+
+    objective: Annotated[Objective, Named("objective", lambda: OBJECTIVES)]
+
+    @property
+    def stages(self) -> int:  # type: ignore[override]
+        """Those of the other objective."""
+        return self.objective.stages
+
+    def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """The distance on the support of what was sent."""
+        return self.objective({name: dummy[name] * (seen[name] != 0) for name in seen}, seen, progress)
+
+    def fitted(self, update: Tensors, task: Task) -> Self:
+        """Fit the other objective."""
+        return type(self)(objective=self.objective.fitted(update, task))
+
+    def kept(self, update: Tensors) -> list[str]:
+        """What the other objective looks at."""
+        return self.objective.kept(update)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ignoring(Objective):
+    """Another objective without the parameters whose names contain one of some words; 'last' stands for the last layer."""
+
+    objective: Annotated[Objective, Named("objective", lambda: OBJECTIVES)]
+    layers: tuple[str, ...]
+
+    @property
+    def stages(self) -> int:  # type: ignore[override]
+        """Those of the other objective."""
+        return self.objective.stages
+
+    def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """The distance of what is left."""
+        return self.objective(dummy, seen, progress)
+
+    def fitted(self, update: Tensors, task: Task) -> Self:
+        """Replace 'last' by the layer's name; AttackError if nothing is left."""
+        names = [last_weight(update, task.num_classes).removesuffix("weight") if one == "last" else one for one in self.layers]
+        fitted = type(self)(objective=self.objective.fitted(update, task), layers=tuple(names))
+        if not fitted.kept(update):
+            raise AttackError(f"ignoring {list(self.layers)} leaves nothing to match; the parameters are {list(update)}")
+        return fitted
+
+    def kept(self, update: Tensors) -> list[str]:
+        """The names that contain none of the words."""
+        return [name for name in self.objective.kept(update) if not any(word in name for word in self.layers)]
+
+
+OBJECTIVES: dict[str, Callable[..., Objective]] = {
+    "cosine": Cosine,
+    "ignoring": Ignoring,
+    "l2": L2,
+    "masked": Masked,
+    "robust": Robust,
+    "shell": Shell,
+}
+
+
+def squared_l2(dummy: Tensors, seen: Tensors) -> Tensor:
+    """Sum of squared differences over all entries."""
+    return torch.stack([(dummy[name] - seen[name]).square().sum() for name in seen]).sum()
+
+
+def cosine(dummy: Tensors, seen: Tensors) -> Tensor:
+    """1 - cosine of the two updates as one vector each."""
+    inner = torch.stack([(dummy[name] * seen[name]).sum() for name in seen]).sum()
+    ours = torch.stack([dummy[name].square().sum() for name in seen]).sum()
+    theirs = torch.stack([seen[name].square().sum() for name in seen]).sum()
+    return 1 - inner / (ours * theirs + TINY).sqrt()
+
+
+def robust(dummy: Tensors, seen: Tensors, width: float = 1.0) -> Tensor:
+    """1 - cosine with Cauchy weights of some width; an infinite width is the plain cosine."""
+    inner = torch.stack([(dummy[name] * seen[name]).sum() for name in seen]).sum()
+    ours = torch.stack([dummy[name].square().sum() for name in seen]).sum()
     scale = (inner / (ours + TINY)).detach()
     weighted: tuple[Tensors, Tensors] = {}, {}
-    for name, value in observed.items():
+    for name, value in seen.items():
         residual = (value - scale * dummy[name]).detach()
         root = (1 + (residual / (width * residual.abs().mean() + TINY)).square()).rsqrt()
         weighted[0][name], weighted[1][name] = root * dummy[name], root * value

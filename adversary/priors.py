@@ -1,30 +1,121 @@
-"""What images look like: penalties on guesses x (targets, seeds, examples, channels, height, width) -> (targets, seeds)."""
+"""What examples look like: penalties on reconstructions, pieces of `matching`, one class each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from pydantic import Field
+from torch import Tensor
+from torch.func import vmap
 
+from adversary.base import AttackError
 from fl_app.core.local import Tensors
+from fl_app.core.observation import Observation, Task
+from fl_app.core.spec import Checked, Registry
 from fl_app.models.statistics import batchnorm_statistics
+
+Weight = Annotated[float, Field(ge=0)]
+Penalty = Callable[[Tensor], Tensor]
+"""Reconstructions x (targets, seeds, examples, *shape) -> (targets, seeds)."""
+
+
+class Scene(NamedTuple):
+    """What a prior is held against: the observations of each target (one per round), and the public facts."""
+
+    targets: list[tuple[Observation, ...]]
+    task: Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prior(Checked):
+    """A weighted penalty; subclasses write `penalty`, or `bind` if they need more than the reconstruction."""
+
+    weight: Weight
+
+    def penalty(self, x: Tensor) -> Tensor:
+        """The penalty of x (targets, seeds, examples, *shape), without its weight: (targets, seeds)."""
+        raise AttackError(f"the prior {type(self).__name__} has neither a `penalty` nor a `bind` of its own")
+
+    def bind(self, scene: Scene) -> Penalty:
+        """The weighted penalty on these targets; AttackError if what it needs was not granted."""
+        return lambda x: self.weight * self.penalty(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TotalVariation(Prior):
+    """Mean absolute difference of neighbouring pixels, across and down."""
+
+    def penalty(self, x: Tensor) -> Tensor:
+        """The total variation."""
+        return total_variation(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(Prior):
+    """Mean square of the pixels."""
+
+    def penalty(self, x: Tensor) -> Tensor:
+        """The mean square."""
+        return x.square().flatten(2).mean(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group(Prior):
+    """Mean squared distance to the mean over the seeds of a target (GradInversion, section 3.4, without registration)."""
+
+    def penalty(self, x: Tensor) -> Tensor:
+        """The squared distance."""
+        return group_consistency(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNorm(Prior):
+    """Distance of the BatchNorm statistics of a reconstruction from the granted ones (GradInversion, section 3.3)."""
+
+    def bind(self, scene: Scene) -> Penalty:
+        """The distance, at the weights of each round."""
+        granted = [target[0].knowledge.statistics for target in scene.targets]
+        if not granted[0]:
+            raise AttackError("the prior batchnorm needs the BatchNorm statistics to be granted: add --grant statistics")
+        stacked = {name: torch.stack([each[name] for each in granted]) for name in granted[0]}
+
+        def penalty(x: Tensor) -> Tensor:
+            seeds = x.shape[1]
+            repeated = {name: value.repeat_interleave(seeds, 0) for name, value in stacked.items()}
+            rounds = [_distances(scene, seen.params, x.flatten(0, 1), repeated) for seen in scene.targets[0]]
+            return self.weight * torch.stack(rounds).mean(0).view(x.shape[:2])
+
+        return penalty
+
+
+def _distances(scene: Scene, params: Tensors, x: Tensor, granted: Tensors) -> Tensor:
+    """Distances of the statistics of reconstructions x (n, examples, *shape) from the granted ones, (n,)."""
+
+    def one(x: Tensor, granted: Tensors) -> Tensor:
+        ours = batchnorm_statistics(scene.task.model, params, x)
+        return torch.stack([(ours[name] - granted[name]).square().sum().add(1e-12).sqrt() for name in granted]).sum()
+
+    return vmap(one, randomness="different")(x, granted)
+
+
+PRIORS: dict[str, Callable[..., Prior]] = {"batchnorm": BatchNorm, "group": Group, "norm": Norm, "tv": TotalVariation}
+
+
+def registered() -> Registry[Prior]:
+    """All priors, those of informed attackers included, which need the defenses' own networks."""
+    from adversary.informed import pieces
+
+    return {**PRIORS, **pieces.PRIORS}
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Mean absolute difference of neighbouring pixels, across and down."""
+    """Mean absolute difference of neighbouring pixels of x (targets, seeds, examples, channels, height, width)."""
     across = (x[..., 1:] - x[..., :-1]).abs().flatten(2).mean(-1)
     down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(2).mean(-1)
     return across + down
 
 
-def norm(x: Tensor) -> Tensor:
-    """Mean square of the pixels."""
-    return x.square().flatten(2).mean(-1)
-
-
 def group_consistency(x: Tensor) -> Tensor:
-    """Mean squared distance to the mean over the seeds of a target (GradInversion, section 3.4, without registration)."""
+    """Mean squared distance to the mean over the seeds, x as above."""
     return (x - x.mean(1, keepdim=True)).square().flatten(2).mean(-1)
-
-
-def statistics_distance(model: nn.Module, params: Tensors, x: Tensor, granted: Tensors) -> Tensor:
-    """Sum of the distances between the statistics of one guess x (examples, *shape) and the granted ones."""
-    ours = batchnorm_statistics(model, params, x)
-    return torch.stack([(ours[name] - granted[name]).square().sum().add(1e-12).sqrt() for name in granted]).sum()

@@ -6,6 +6,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fl_app.core.local import LocalRule, Tensors
+from fl_app.core.space import Space
 
 Visibility = Literal["individual", "aggregate"]
 Key = tuple[int, int]
@@ -59,10 +60,10 @@ class Observation:
 
 @dataclass(frozen=True)
 class Task:
-    """The public facts: the architecture, the shape of an input in [0, 1], the number of classes."""
+    """The public facts: the architecture, what an example is, the number of classes."""
 
     model: nn.Module
-    input_shape: tuple[int, ...]
+    space: Space
     num_classes: int
 
 

@@ -1,0 +1,91 @@
+"""Attackers who know the defense: a defense is as good as its worst attacker, so they stand beside the naive one."""
+
+import inspect
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import client_defenses
+from adversary.base import Facts, Informed
+from adversary.informed import bido, decoys, expected, fedem, latent_perturbation, ldpm, levels, mixing, noise, refiner, soteria
+from adversary.informed import sparse as sparse_defenses
+from adversary.informed.variant import Variant
+from adversary.search.matching import Matching
+from client_defenses import Defense
+from fl_app.core import plugins
+
+Variants = Callable[[Any, Facts], list[Variant]]
+"""(a defense, what can be counted on) -> what an attacker can do about it, the strongest as measured first."""
+
+
+def nothing(defense: Defense, facts: Facts) -> list[Variant]:
+    """Nothing to know."""
+    return []
+
+
+INFORMED: dict[str, Variants] = {
+    "bido": bido.variants,
+    "dp_gaussian": noise.variants,
+    "dp_laplace": noise.variants,
+    "dp_sgd": noise.variants,
+    "drop_fedsgd": decoys.variants,
+    "fedem": fedem.variants,
+    "gradient_dropout": decoys.variants,
+    "instahide": mixing.variants,
+    "latent_perturbation": latent_perturbation.variants,
+    "ldpm": ldpm.variants,
+    "mask": sparse_defenses.variants,
+    "mixup": mixing.variants,
+    "none": nothing,
+    "ppfa": noise.variants,
+    "prune": sparse_defenses.variants,
+    "quantize": levels.variants,
+    "refiner": refiner.variants,
+    "sign": levels.variants,
+    "soteria": soteria.variants,
+}
+"""A defense that is not here, a plug-in for example, is attacked through its own `informed_by`, or as `expected` says."""
+BY_CLASS: dict[type[Defense], Variants] = {
+    client_defenses.DEFENSES[name]: variants  # type: ignore[misc]
+    for name, variants in INFORMED.items()
+}
+
+
+def variants_of(kind: type[Defense]) -> Variants:
+    """What makes the informed attackers of a kind of defense."""
+    if kind in BY_CLASS:
+        return BY_CLASS[kind]
+    if name := getattr(kind, "informed_by", ""):
+        found: Variants = plugins.imported("informed attackers", name)  # named by code that was allowed already
+        return found
+    return expected.variants
+
+
+def words(kind: type[Defense]) -> str:
+    """What an attacker who knows a kind of defense does, for people."""
+    return (inspect.getdoc(variants_of(kind)) or "").partition("\n")[0]
+
+
+def averages(defense: str) -> bool:
+    """Whether rounds on the same examples tell an attacker more about a defense."""
+    told = Matching().informed(defense, Facts(rounds=2, examples=2, repeats=True))
+    return any(isinstance(one.attack, Matching) and one.attack.rounds > 1 for one in told)
+
+
+def attackers(attack: Matching, defense: str, facts: Facts) -> list[Informed]:
+    """All that a search becomes once it knows the defense; for a chain, each combination of what its parts offer."""
+    known = [(part, variants_of(type(part))(part, facts)) for part in expected.parts_of(client_defenses.build(defense))]
+    choices = [found for _, found in known if found]
+    informed = []
+    for chosen in product(*choices) if choices else ():
+        changed, grants = attack, dict.fromkeys(grant for one in chosen for grant in one.grants)
+        name = " + ".join(one.name for one in chosen if one.name)
+        why, lacking = "; ".join(one.why for one in chosen), "; ".join(one.why_not for one in chosen if one.why_not)
+        if lacking:
+            informed.append(Informed(name, None, why, tuple(grants), lacking))
+            continue
+        for one in chosen:
+            changed = one.change(changed)
+        if changed != attack:
+            informed.append(Informed(name, changed, why, tuple(grants)))
+    return informed

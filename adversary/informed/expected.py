@@ -1,0 +1,45 @@
+"""What an attacker can do about any defense: match through what it is expected to send."""
+
+from dataclasses import dataclass
+
+import client_defenses
+from adversary.base import AttackError, Facts
+from adversary.informed.variant import Variant, noise_proof, with_observer
+from adversary.search.observers import Observer
+from client_defenses import Chain, Defense
+from client_defenses.base import overrides
+from fl_app.core.local import Gradient
+from fl_app.core.observation import Observation
+
+
+def granted(seen: Observation, what: str) -> Defense:
+    """The defense behind an observation; AttackError if the attacker was not told."""
+    if seen.knowledge.defense is None:
+        raise AttackError(f"{what} needs the defense to be granted: add --grant defense")
+    return client_defenses.build(seen.knowledge.defense)
+
+
+def parts_of(defense: Defense) -> tuple[Defense, ...]:
+    """The defenses of a chain, or the one alone."""
+    return tuple(defense.parts) if isinstance(defense, Chain) else (defense,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected(Observer):
+    """What the granted defense is expected to make of a gradient, by its own `expected`."""
+
+    def gradient(self, gradient: Gradient, seen: Observation) -> Gradient:
+        """The gradient as it is sent."""
+        known = granted(seen, "the observer 'expected'")
+        return lambda step: known.expected(gradient(step))
+
+
+def variants(defense: Defense, facts: Facts) -> list[Variant]:
+    """Matches through what the defense is expected to send, if it says so; and as against any noise."""
+    found = [noise_proof(facts)]
+    if overrides(defense, "expected"):
+        through = Variant(
+            "matches through what the defense is expected to send", lambda attack: with_observer(attack, Expected()), "expected"
+        )
+        found.insert(0, through)
+    return found

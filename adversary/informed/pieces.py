@@ -1,0 +1,21 @@
+"""The pieces of `matching` that know a defense, by the names that they have in specs."""
+
+from collections.abc import Callable
+
+from adversary.informed.bido import Penalised
+from adversary.informed.expected import Expected
+from adversary.informed.fedem import Common, Replay
+from adversary.informed.latent_perturbation import MeanLatent
+from adversary.informed.refiner import NoiseShare, Unblend
+from adversary.priors import Prior
+from adversary.search.observers import Observer
+
+OBSERVERS: dict[str, Callable[..., Observer]] = {
+    "common": Common,
+    "expected": Expected,
+    "mean_latent": MeanLatent,
+    "penalised": Penalised,
+    "replay": Replay,
+    "unblend": Unblend,
+}
+PRIORS: dict[str, Callable[..., Prior]] = {"noise": NoiseShare}

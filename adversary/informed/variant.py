@@ -1,0 +1,74 @@
+"""One thing that an attacker can do about a defense, and the changes to a search that several of them share."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from adversary.base import Facts
+from adversary.labels import LabelRule
+from adversary.objectives import Cosine, Objective
+from adversary.priors import TotalVariation
+from adversary.search.matching import Matching
+from adversary.search.observers import Observer
+from adversary.search.optimizers import Adam
+
+PRIOR = 0.03
+"""The least total variation of an attacker who knows that what it sees is noisy (ours, chosen on 8 MNIST images)."""
+
+
+class Variant(NamedTuple):
+    """What an informed attacker does: a change of the search, or why there is nothing that it could do here."""
+
+    why: str
+    change: Callable[[Matching], Matching]
+    name: str = ""
+    """What it is called, where a defense has several."""
+    grants: tuple[str, ...] = ("defense",)
+    why_not: str = ""
+
+
+def with_labels(attack: Matching, rule: LabelRule) -> Matching:
+    """Another label rule, unless the attack was given the labels or looks for them itself."""
+    return attack if attack.labels in ("given", "joint") else replace(attack, labels=rule)
+
+
+def with_tv(attack: Matching, *, least: float = 0.0, most: float = float("inf")) -> Matching:
+    """Total variation of a weight within bounds."""
+    weight = next((prior.weight for prior in attack.priors if isinstance(prior, TotalVariation)), 0.0)
+    others = tuple(prior for prior in attack.priors if not isinstance(prior, TotalVariation))
+    weight = min(max(weight, least), most)
+    return replace(attack, priors=(TotalVariation(weight=weight), *others) if weight else others)
+
+
+def with_observer(attack: Matching, observer: Observer) -> Matching:
+    """One more thing that is known of how the update came about."""
+    return attack if observer in attack.observers else replace(attack, observers=(*attack.observers, observer))
+
+
+def with_objective(attack: Matching, objective: Objective) -> Matching:
+    """Another objective."""
+    return replace(attack, objective=objective)
+
+
+def averaged(attack: Matching, facts: Facts) -> Matching:
+    """Rounds on the same examples matched together, if the attacker was told that they repeat: noise averages out."""
+    return replace(attack, rounds=max(attack.rounds, facts.rounds)) if facts.repeats else attack
+
+
+def first_order(attack: Matching) -> Matching:
+    """Signed Adam: a gradient that is passed straight through a step is not that of the loss, so no line search follows it."""
+    old = attack.optimizer
+    steps = Adam(iterations=old.iterations, restarts=old.restarts, solved=old.solved, signed=True, decay=True)
+    return replace(attack, optimizer=steps)
+
+
+def noise_proof(facts: Facts) -> Variant:
+    """Against any noise: what does not depend on its scale, a stronger prior, the mean of several rounds."""
+
+    def change(attack: Matching) -> Matching:
+        attack = with_labels(with_objective(attack, Cosine()), "rows")
+        return averaged(with_tv(attack, least=PRIOR), facts)
+
+    return Variant(
+        "scale-free objective and labels, a stronger prior; rounds on the same examples are averaged", change, "noise-proof"
+    )

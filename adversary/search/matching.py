@@ -1,0 +1,110 @@
+"""Gradient matching: find examples whose update is the observed one, for all targets and seeds at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+
+from adversary import labels as label_inference
+from adversary import priors as prior_pieces
+from adversary.base import Attack, AttackError, Facts, Guess, Informed
+from adversary.labels import LabelRule
+from adversary.objectives import L2, OBJECTIVES, Objective
+from adversary.priors import Prior
+from adversary.search import observers as observer_pieces
+from adversary.search.observers import Observer
+from adversary.search.optimizers import OPTIMIZERS, Adam, Count, Optimizer
+from adversary.search.problem import Problem, Target
+from adversary.spaces import SPACES, Parametrisation, Pixels
+from fl_app.core.local import LocalRule
+from fl_app.core.observation import Observation, Task
+from fl_app.core.spec import Named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching(Attack):
+    """Objective x space x priors x labels x observers x optimiser; the papers' attacks are presets of this."""
+
+    objective: Annotated[Objective, Named("objective", lambda: OBJECTIVES)] = L2()  # noqa: RUF009
+    space: Annotated[Parametrisation, Named("space", lambda: SPACES)] = Pixels()  # noqa: RUF009
+    priors: Annotated[tuple[Prior, ...], Named("prior", prior_pieces.registered)] = ()
+    labels: LabelRule = "count"
+    observers: Annotated[tuple[Observer, ...], Named("observer", observer_pieces.registered)] = ()
+    """What is known of the defense, in the order in which it acts."""
+    optimizer: Annotated[Optimizer, Named("optimizer", lambda: OPTIMIZERS)] = Adam()  # noqa: RUF009
+    seeds: Count = 1
+    """Reconstructions of a target that are searched side by side."""
+    rounds: Count = 1
+    """Match so many rounds of a client with one reconstruction, if it was granted that its examples repeat."""
+    at_once: Count = 64
+    """How many reconstructions are searched together; bounds the memory."""
+    compiled: bool = False
+    """Compile the step with torch.compile: faster, after half a minute; needs a C++ compiler, rounds in another way."""
+
+    @property
+    def by_client(self) -> bool:
+        """Whether the rounds of a client have to be attacked in one call."""
+        return self.rounds > 1 or any(observer.by_client for observer in self.observers)
+
+    def informed(self, defense: str, facts: Facts) -> list[Informed]:
+        """One attacker for each thing that can be done about the defense."""
+        from adversary.informed import attackers  # only informed attackers know defenses
+
+        return attackers(self, defense, facts)
+
+    def cost(self, examples: int, rule: LocalRule) -> float:
+        """Iterations times attempts times examples."""
+        tries = self.optimizer.iterations * self.optimizer.restarts * self.seeds
+        return float(tries * examples * rule.steps)
+
+    def shortened(self, iterations: int) -> "Matching":
+        """The same search with so many iterations."""
+        return replace(self, optimizer=replace(self.optimizer, iterations=iterations, restarts=1))
+
+    def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
+        """Attack the targets in groups that share the weights of a round."""
+        guesses: dict[int, Guess] = {}
+        for group in self._groups(seen):
+            targets: list[Target] = [tuple(seen[i] for i in members) for members in group]
+            own = [streams[members[0]] for members in group]
+            classes = None
+            if self.labels != "joint":
+                pairs = zip(targets, own, strict=True)
+                classes = [label_inference.infer(self.labels, _mean(target), task, stream) for target, stream in pairs]
+            found = Problem(self, targets, task, own, classes).solve()
+            for place, members in enumerate(group):
+                for i in members:
+                    guesses[i] = Guess(found.x[place], found.y[place], found.loss[place])
+        ordered = [guesses[i] for i in range(len(seen))]
+        guess = Guess(*(torch.stack(column) for column in zip(*ordered, strict=True)))
+        for observer in self.observers:
+            guess = observer.clean(guess, seen, task, streams)
+        return guess
+
+    def _groups(self, seen: Sequence[Observation]) -> list[list[tuple[int, ...]]]:
+        """Targets, each the positions of its rounds, in groups with the same weights that are searched at once."""
+        by_weights: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        for members in self._targets(seen):
+            by_weights.setdefault(tuple(id(seen[i].params) for i in members), []).append(members)
+        size = max(1, self.at_once // self.seeds)
+        return [group[i : i + size] for group in by_weights.values() for i in range(0, len(group), size)]
+
+    def _targets(self, seen: Sequence[Observation]) -> list[tuple[int, ...]]:
+        if self.rounds == 1:
+            return [(i,) for i in range(len(seen))]
+        if not all(one.knowledge.repeats for one in seen):
+            raise AttackError("rounds > 1 needs to be told that the clients' examples repeat: add --grant repeats")
+        by_client: dict[int, list[int]] = {}
+        for i in sorted(range(len(seen)), key=lambda i: seen[i].server_round):
+            by_client.setdefault(seen[i].client, []).append(i)
+        size = self.rounds
+        return [tuple(all_[i : i + size]) for all_ in by_client.values() for i in range(0, len(all_), size)]
+
+
+def _mean(target: Target) -> Observation:
+    """The rounds of a target as one: labels are read off the mean of its updates."""
+    if len(target) == 1:
+        return target[0]
+    update = {name: torch.stack([one.update[name] for one in target]).mean(0) for name in target[0].update}
+    return replace(target[0], update=update)

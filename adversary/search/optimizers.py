@@ -1,0 +1,138 @@
+"""Optimisers of many independent reconstructions, pieces of `matching`: settings, and what takes the steps."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from adversary.search.lbfgs import BatchedLBFGS
+from fl_app.core.local import Tensors
+from fl_app.core.spec import Checked
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Rate = Annotated[float, Field(gt=0)]
+
+
+class Steps(Protocol):
+    """What moves the variables, each (targets, seeds, ...); single reconstructions can be started anew."""
+
+    def step(self, variables: Tensors, gradients: Tensors, loss: Tensor) -> Tensors:
+        """The moved variables, given their gradients and the losses (targets, seeds)."""
+        ...
+
+    def reset(self, chosen: Tensor) -> None:
+        """Forget some reconstructions, bool (targets, seeds)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer(Checked, ABC):
+    """How long to search, and with which steps."""
+
+    iterations: Count = 1000
+    lr: Rate = 0.1
+    restarts: Count = 1
+    """Attempts per target; only targets whose loss is not below `solved` are tried again."""
+    solved: Annotated[float, Field(ge=0)] = 0.0
+    """The loss below which a target counts as found; 0: never."""
+
+    @abstractmethod
+    def start(self) -> Steps:
+        """What takes the steps of one attempt."""
+
+    @property
+    def survives(self) -> bool:
+        """Whether its steps recover by themselves from a loss that is not finite."""
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015); signed and with step decay it is the optimiser of Inverting Gradients."""
+
+    signed: bool = False
+    """Descend along the sign of the gradient."""
+    decay: bool = False
+    """Divide the rate by 10 after 3/8, 5/8 and 7/8 of the iterations."""
+
+    def start(self) -> Steps:
+        """Adam's moments."""
+        return AdamSteps(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LBFGS(Optimizer):
+    """L-BFGS with a line search on each reconstruction by itself."""
+
+    lr: Rate = 1.0
+
+    def start(self) -> Steps:
+        """The history of L-BFGS."""
+        return LBFGSSteps(self.lr)
+
+    @property
+    def survives(self) -> bool:
+        """Its line search takes back a step that led to a loss that is not finite."""
+        return True
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "lbfgs": LBFGS}
+
+
+class AdamSteps:
+    """Adam with a clock for each reconstruction."""
+
+    def __init__(self, settings: Adam) -> None:
+        self.settings, self.count = settings, 0
+        self.milestones = [settings.iterations * part // 8 for part in (3, 5, 7)] if settings.decay else []
+        self._first: Tensors = {}
+        self._second: Tensors = {}
+        self._age = torch.empty(0)
+
+    def step(self, variables: Tensors, gradients: Tensors, loss: Tensor) -> Tensors:
+        """One Adam step."""
+        if not self._first:
+            self._first = {name: torch.zeros_like(value) for name, value in variables.items()}
+            self._second = {name: torch.zeros_like(value) for name, value in variables.items()}
+            self._age = torch.zeros_like(loss)
+        rate = self.settings.lr * 0.1 ** sum(self.count >= at for at in self.milestones)
+        self.count += 1
+        self._age = self._age + 1
+        moved = {}
+        for name, variable in variables.items():
+            gradient = gradients[name].sign() if self.settings.signed else gradients[name]
+            first, second = self._first[name], self._second[name]
+            first.lerp_(gradient, 0.1)
+            second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+            age = self._age.view(*self._age.shape, *[1] * (variable.ndim - 2))
+            size = (second / (1 - 0.999**age)).sqrt_().add_(1e-8)
+            moved[name] = variable - rate * (first / (1 - 0.9**age)) / size
+        return moved
+
+    def reset(self, chosen: Tensor) -> None:
+        """Forget the moments of some reconstructions."""
+        for moment in (*self._first.values(), *self._second.values()):
+            moment[chosen] = 0
+        self._age[chosen] = 0
+
+
+class LBFGSSteps:
+    """L-BFGS, all variables of a reconstruction joined into one vector."""
+
+    def __init__(self, lr: float) -> None:
+        self._inner = BatchedLBFGS(lr)
+
+    def step(self, variables: Tensors, gradients: Tensors, loss: Tensor) -> Tensors:
+        """One L-BFGS step."""
+        point, gradient = (torch.cat([parts[name].flatten(2) for name in variables], dim=2) for parts in (variables, gradients))
+        moved = self._inner.step(point.flatten(0, 1), loss.flatten(), gradient.flatten(0, 1)).view_as(point)
+        parts = moved.split([variable[0, 0].numel() for variable in variables.values()], dim=2)
+        return {name: part.reshape(variables[name].shape) for name, part in zip(variables, parts, strict=True)}
+
+    def reset(self, chosen: Tensor) -> None:
+        """Forget the history of some reconstructions."""
+        self._inner.reset(chosen.flatten())

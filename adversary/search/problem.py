@@ -1,0 +1,187 @@
+"""The optimisation behind gradient matching: some targets of the same rounds, as one problem over (targets, seeds)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from adversary.base import Guess
+from adversary.priors import Scene
+from fl_app.core.local import Gradient, Step, Tensors, local_update
+from fl_app.core.observation import Observation, Task
+
+if TYPE_CHECKING:
+    from adversary.search.matching import Matching
+
+LABELS = "labels"
+"""The variable that holds the label logits, (targets, seeds, examples, classes), where labels are searched for."""
+Target = tuple[Observation, ...]
+"""The rounds in which a client used the same examples; mostly one."""
+
+
+class RoundView(NamedTuple):
+    """What one round shows of all targets: its weights, and their updates stacked, (targets, *parameter shape)."""
+
+    params: Tensors
+    observed: Tensors
+
+
+class Problem:
+    """Targets that were seen in the same rounds, with the same weights."""
+
+    def __init__(
+        self,
+        attack: Matching,
+        targets: Sequence[Target],
+        task: Task,
+        streams: Sequence[torch.Generator],
+        classes: Sequence[Tensor] | None,
+    ) -> None:
+        first = targets[0][0]
+        self.attack, self.targets, self.task, self.streams = attack, targets, task, streams
+        self.rule, self.examples = first.rule, first.num_examples
+        self.device = next(iter(first.params.values())).device
+        self.classes = None if classes is None else torch.stack(list(classes)).to(self.device)
+        self.space = attack.space.bind(task)
+        self.model, self.gradient = task.model, Step.differentiable_gradient
+        for observer in attack.observers:
+            self.model = observer.model(self.model, first, task)
+            self.gradient = observer.gradient(self.gradient, first)
+        self.objective = attack.objective.fitted(first.update, task)
+        kept = self.objective.kept(first.update)
+        self.views = [
+            RoundView(seen[0].params, {name: torch.stack([one.update[name] for one in seen]) for name in kept})
+            for seen in zip(*targets, strict=True)
+        ]
+        self.priors = [prior.bind(Scene(list(targets), task)) for prior in attack.priors if prior.weight]
+        self.progress = 0.0
+        self._compiled = self._compile() if attack.compiled else None
+
+    gradient: Gradient
+
+    def draw(self) -> Tensors:
+        """Fresh starts: the space's variables, and label logits if labels are searched for, each (targets, seeds, ...)."""
+        drawn = []
+        for stream in self.streams:
+            z = self.space.draw(self.attack.seeds, self.examples, stream)
+            if self.classes is None:
+                shape = (self.attack.seeds, self.examples, self.task.num_classes)
+                z = {**z, LABELS: torch.randn(shape, generator=stream)}
+            drawn.append(z)
+        return {name: torch.stack([z[name] for z in drawn]).to(self.device) for name in drawn[0]}
+
+    def losses(self, variables: Tensors) -> Tensor:
+        """The attack's loss of each reconstruction, (targets, seeds)."""
+        x = self.space.inputs(variables)
+        y = variables[LABELS].softmax(-1) if self.classes is None else self.classes[:, None].expand(-1, x.shape[1], -1)
+        loss = torch.stack([self._distances(view, x, y) for view in self.views]).mean(0)
+        for prior in self.priors:
+            loss = loss + prior(x)
+        return loss
+
+    def _distances(self, view: RoundView, x: Tensor, y: Tensor) -> Tensor:
+        """How far the updates of the reconstructions are from what a round shows, (targets, seeds)."""
+
+        def one(x: Tensor, y: Tensor, observed: Tensors) -> Tensor:
+            update = local_update(self.model, view.params, x, y, self.rule, self.gradient)
+            return self.objective({name: update[name] for name in observed}, observed, self.progress)
+
+        # One flat batch over (target, seed): an inner vmap over seeds would see the same memory.
+        targets, seeds = x.shape[:2]
+        repeated = {name: value.repeat_interleave(seeds, 0) for name, value in view.observed.items()}
+        flat = vmap(one, randomness="different")(x.flatten(0, 1), y.flatten(0, 1), repeated)
+        return flat.view(targets, seeds)
+
+    def gradients(self, variables: Tensors) -> tuple[Tensor, Tensors]:
+        """(the losses, their gradients by all that is searched for)."""
+        if self._compiled is not None:
+            with torch.no_grad():
+                grads, (_, loss) = self._compiled(variables)
+            return loss, grads
+        leaves = {name: value.detach().requires_grad_() for name, value in variables.items()}
+        loss = self.losses(leaves)
+        grads = torch.autograd.grad(loss.sum(), list(leaves.values()))
+        return loss.detach(), dict(zip(leaves, grads, strict=True))
+
+    def _compile(self) -> Callable[[Tensors], tuple[Tensors, tuple[Tensor, Tensor]]]:
+        def total(variables: Tensors) -> tuple[Tensor, Tensor]:
+            loss = self.losses(variables)
+            return loss.sum(), loss
+
+        return torch.compile(grad_and_value(total, has_aux=True))
+
+    def solve(self) -> Guess:
+        """The best of all attempts by the attack's own loss."""
+        settings = self.attack.optimizer
+        best = self._attempt()
+        for _ in range(settings.restarts - 1):
+            open_ = [i for i, loss in enumerate(best.loss.tolist()) if not loss < settings.solved]
+            if not open_:
+                break
+            again = self._only(open_)._attempt()
+            better = [(i, place) for place, i in enumerate(open_) if not again.loss[place] >= best.loss[i]]
+            for i, place in better:
+                for kept, new in zip(best, again, strict=True):
+                    kept[i] = new[place]
+        return best
+
+    def _only(self, chosen: list[int]) -> Problem:
+        classes = None if self.classes is None else [self.classes[i] for i in chosen]
+        targets = [self.targets[i] for i in chosen]
+        return Problem(self.attack, targets, self.task, [self.streams[i] for i in chosen], classes)
+
+    def _attempt(self) -> Guess:
+        settings, variables = self.attack.optimizer, self.draw()
+        steps = settings.start()
+        best_loss = torch.full((len(self.targets), self.attack.seeds), torch.inf, device=self.device)
+        best = {name: value.clone() for name, value in variables.items()}
+        for iteration in range(settings.iterations):
+            if self._next_stage(iteration):
+                steps.reset(torch.ones_like(best_loss, dtype=torch.bool))
+                best_loss.fill_(torch.inf)
+            loss, grads = self.gradients(variables)
+            better = loss < best_loss  # False for NaN
+            best_loss = torch.where(better, loss, best_loss)
+            best = {name: torch.where(_like(better, value), value, best[name]) for name, value in variables.items()}
+            if settings.solved and bool((best_loss < settings.solved).any(1).all()):
+                break
+            variables = steps.step(variables, grads, loss)
+            variables |= self.space.project(_without_labels(variables))
+            broken = ~torch.stack([value.flatten(2).isfinite().all(-1) for value in variables.values()]).all(0)
+            if not settings.survives:
+                broken |= ~loss.isfinite()
+            if bool(broken.any()):
+                variables = self._start_anew(broken, variables)
+                steps.reset(broken)
+        winner = torch.where(best_loss.isfinite(), best_loss, torch.inf).argmin(1)
+        pick = torch.arange(len(winner), device=winner.device), winner
+        chosen = {name: value[pick][:, None] for name, value in best.items()}
+        y = chosen[LABELS][:, 0].argmax(-1) if self.classes is None else self.classes
+        return Guess(self.space.answer(_without_labels(chosen))[:, 0], y.clone(), best_loss[pick])
+
+    def _next_stage(self, iteration: int) -> bool:
+        """Move the objective on; whether it changed, so that losses cannot be compared with earlier ones."""
+        stages, before = self.objective.stages, self.progress
+        self.progress = (iteration * stages // self.attack.optimizer.iterations) / stages
+        return iteration > 0 and self.progress != before
+
+    def _start_anew(self, broken: Tensor, variables: Tensors) -> Tensors:
+        """Replace reconstructions that diverged (bool (targets, seeds)); only their own targets' generators are drawn from."""
+        variables = {name: value.clone() for name, value in variables.items()}
+        for target in broken.any(1).nonzero().flatten().tolist():
+            fresh = self._only([target]).draw()
+            for name, value in variables.items():
+                value[target][broken[target]] = fresh[name][0][broken[target]]
+        return variables
+
+
+def _without_labels(variables: Tensors) -> Tensors:
+    return {name: value for name, value in variables.items() if name != LABELS}
+
+
+def _like(mask: Tensor, value: Tensor) -> Tensor:
+    return mask.view(*mask.shape, *[1] * (value.ndim - mask.ndim))

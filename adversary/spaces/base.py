@@ -1,0 +1,41 @@
+"""The interface of a parametrisation: the free variables z of a search, and the examples that they stand for."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fl_app.core.local import Tensors
+from fl_app.core.observation import Task
+from fl_app.core.spec import Checked
+
+
+class Variables(Protocol):
+    """Variables by name, each (targets, seeds, ...); reconstructions are (targets, seeds, examples, *shape)."""
+
+    def draw(self, seeds: int, examples: int, stream: torch.Generator) -> Tensors:
+        """Random starts of one target on the CPU, each variable (seeds, ...)."""
+        ...
+
+    def inputs(self, z: Tensors) -> Tensor:
+        """What the model is fed; differentiable."""
+        ...
+
+    def project(self, z: Tensors) -> Tensors:
+        """The nearest allowed variables, after each step."""
+        ...
+
+    def answer(self, z: Tensors) -> Tensor:
+        """The reconstructions, on the scale of the task's space."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parametrisation(Checked, ABC):
+    """Settings of what is searched."""
+
+    @abstractmethod
+    def bind(self, task: Task) -> Variables:
+        """The variables for a task."""

@@ -1,0 +1,56 @@
+"""Pixels on the scale on which the model sees them, as in the papers' code."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from adversary.spaces.base import Parametrisation, Variables
+from fl_app.core.local import Tensors
+from fl_app.core.observation import Task
+
+Init = Literal["normal", "uniform"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pixels(Parametrisation):
+    """The pixels themselves, each example x = mean + std * z."""
+
+    init: Init = "normal"
+    """Start from z in N(0, 1), or from x in U(0, 1)."""
+    boxed: bool = True
+    """Keep x in the task's space after each step."""
+
+    def bind(self, task: Task) -> Variables:
+        """The pixels of a task."""
+        return _Pixels(self, task)
+
+
+class _Pixels:
+    """The mean and std are those of the model's own first layer, which the server knows; without one, z is the image."""
+
+    def __init__(self, settings: Pixels, task: Task) -> None:
+        layer = getattr(task.model, "normalize", None)
+        self.mean: Tensor | float = layer.mean if layer is not None else 0.0
+        self.std: Tensor | float = layer.std if layer is not None else 1.0
+        self.settings, self.space = settings, task.space
+
+    def draw(self, seeds: int, examples: int, stream: torch.Generator) -> Tensors:
+        shape = (seeds, examples, *self.space.shape)
+        if self.settings.init == "uniform":
+            return {"x": (torch.rand(shape, generator=stream) - _cpu(self.mean)) / _cpu(self.std)}
+        return {"x": torch.randn(shape, generator=stream)}
+
+    def inputs(self, z: Tensors) -> Tensor:
+        return self.mean + self.std * z["x"]
+
+    def project(self, z: Tensors) -> Tensors:
+        return {"x": (self.space.clamp(self.inputs(z)) - self.mean) / self.std} if self.settings.boxed else z
+
+    def answer(self, z: Tensors) -> Tensor:
+        return self.inputs(z)
+
+
+def _cpu(value: Tensor | float) -> Tensor | float:
+    return value.cpu() if isinstance(value, Tensor) else value
