@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,15 @@ from fl_app.core.spec import Checked, SpecError
 
 @dataclass
 class Memory:
-    """What a defense remembers between rounds (`state`) and draws from (`rng`); it never leaves the client."""
+    """What a defense remembers and draws from; it never leaves the client.
+
+    `state` is kept from round to round, `round` until the round ends: a client makes a new memory in each round from the
+    state of the last one, or calls `next_round`.
+    """
 
     state: Tensors
     rng: torch.Generator
+    round: Tensors = field(default_factory=dict)
 
     @classmethod
     def fresh(cls, seed: int) -> "Memory":
@@ -32,27 +37,35 @@ class Memory:
         """Draws from N(0, 1) in float32, of a tensor's shape and on its device."""
         return torch.randn(like.shape, generator=self.rng).to(like.device)
 
+    def next_round(self) -> None:
+        """Forget what lasts for one round; for training loops whose memory lives longer than that."""
+        self.round = {}
+
     def part(self, name: str) -> "Memory":
         """A view for one part of a chain: its own names, the same generator."""
-        prefix = f"{name}/"
-        own = {key.removeprefix(prefix): value for key, value in self.state.items() if key.startswith(prefix)}
-        return Memory(own, self.rng)
+        return Memory(_below(name, self.state), self.rng, _below(name, self.round))
 
     def keep(self, name: str, part: "Memory") -> None:
         """Take back what a part remembers."""
         prefix = f"{name}/"
-        for key in [key for key in self.state if key.startswith(prefix)]:
-            del self.state[key]
-        self.state.update({prefix + key: value for key, value in part.state.items()})
+        for ours, theirs in ((self.state, part.state), (self.round, part.round)):
+            for key in [key for key in ours if key.startswith(prefix)]:
+                del ours[key]
+            ours.update({prefix + key: value for key, value in theirs.items()})
+
+
+def _below(name: str, tensors: Tensors) -> Tensors:
+    """Those whose names begin with `name/`, without that."""
+    prefix = f"{name}/"
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Defense(Checked):
     """A transform of what a client learns from or sends; no hook may change its inputs in place."""
 
-    def wrap_model(self, model: nn.Module) -> nn.Module:
-        """The model that the client trains, e.g. with noise on a latent."""
-        return model
+    informed_by: ClassVar[str] = ""
+    """`module:function` that gives the attackers who know this defense; empty: they match through `expected`."""
 
     def on_start(self, step: Step, memory: Memory) -> None:
         """Learn from all examples of a client, which are the step's x and y, before its first round; the memory keeps it."""
@@ -73,14 +86,11 @@ class Defense(Checked):
         """Transform the gradient of one step, with a look at what it was taken of."""
         return self.transform(grads, memory)
 
-    def on_update(self, update: Tensors, memory: Memory) -> Tensors:
-        """Transform the update after all local steps."""
-        return update
-
     def expected(self, grads: Tensors) -> Tensors:
-        """What an attacker who knows the defense expects to see of a gradient: without draws, and with a useful slope.
+        """What an attacker who knows the defense expects to see of a gradient: without draws, and usefully differentiable.
 
-        It runs under vmap and is differentiated; a transform of zero slope (rounding, signs) passes slopes straight through.
+        It runs under vmap and is differentiated; a transform whose own derivative is zero (rounding, signs) has that of the
+        identity here.
         """
         return grads
 
@@ -98,11 +108,11 @@ class Defense(Checked):
     def backward(self, model: nn.Module, x: Tensor, y: Tensor, memory: Memory | None = None) -> None:
         """Fill `.grad` with the protected gradient: stands in for `loss.backward()` in any training loop.
 
-        Without a memory the draws are seeded by the operating system and nothing is remembered between calls.
+        Without a memory the draws are seeded by the operating system and nothing is remembered: each call is a round.
         """
         memory = memory or Memory.fresh(secrets.randbits(63))
         params = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        grads = self.protect(Step({k: v.detach() for k, v in params.items()}, self.wrap_model(model), x, y), memory)
+        grads = self.protect(Step({k: v.detach() for k, v in params.items()}, model, x, y), memory)
         for name, value in params.items():
             value.grad = grads[name].detach().clone() if value.grad is None else value.grad + grads[name].detach()
 
@@ -114,7 +124,7 @@ def overrides(defense: Defense, hook: str) -> bool:
     return getattr(type(defense), hook) is not getattr(Defense, hook)
 
 
-BEYOND_MESSAGES = ("wrap_model", "on_start", "on_batch", "gradient", "on_gradient")
+BEYOND_MESSAGES = ("on_start", "on_batch", "gradient", "on_gradient")
 
 
 def beyond_messages(defense: Defense) -> list[str]:
@@ -139,12 +149,6 @@ class Chain(Defense):
 
     def _each(self, memory: Memory) -> list[tuple[str, Defense, Memory]]:
         return [(str(i), part, memory.part(str(i))) for i, part in enumerate(self.parts)]
-
-    def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Wrap by the first part first."""
-        for part in self.parts:
-            model = part.wrap_model(model)
-        return model
 
     def on_start(self, step: Step, memory: Memory) -> None:
         """Let each part learn from the examples as they are."""
@@ -194,10 +198,3 @@ class Chain(Defense):
         if len(found) != 1 or found[0][0] != 0 or any(beyond_messages(part) for part in self.parts[1:]):
             return None
         return found[0][1]
-
-    def on_update(self, update: Tensors, memory: Memory) -> Tensors:
-        """Pass the update through each part."""
-        for name, part, own in self._each(memory):
-            update = part.on_update(update, own)
-            memory.keep(name, own)
-        return update

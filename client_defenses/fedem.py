@@ -23,21 +23,26 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class FedEM(Defense):
     """Adds to the inputs a perturbation that minimises the loss, of L2 norm rho_min to rho_max in pixels of [0, 1].
 
-    It is kept from batch to batch and drawn afresh after `batches` of them (0: never): the paper draws it once a round of
-    one local epoch. Inputs are not clipped afterwards, as Algorithm 1 does not. scope="client": one perturbation for all
-    examples. scope="sample" (ours): one for each place in the batch; a smaller batch leaves the last places as they were,
-    a larger one draws for the places that are new.
+    It is drawn at the start of each round (line 4) and kept from batch to batch. Inputs are not clipped afterwards, as
+    Algorithm 1 does not. scope="client": one perturbation for all examples. scope="sample" (ours): one for each place in the
+    batch; a smaller batch leaves the last places as they were, a larger one draws for the places that are new.
     """
 
     rho_min: Radius = 0.0
     rho_max: Radius = 8 / 255
-    steps: Annotated[int, Field(ge=0)] = 15
+    steps: Annotated[int, Field(ge=0, le=10**6)] = 15
+    """N of the paper, per batch."""
     alpha: Rate = 0.1
     """Rate of the perturbation, alpha_u: what each signed step moves every pixel by before the projection."""
     lr: Rate = 0.1
     """Rate of the local copy of the weights, eta."""
     scope: Literal["client", "sample"] = "client"
-    batches: Annotated[int, Field(ge=0)] = 0
+    batches: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """For how many batches a perturbation is kept, over rounds too; 0: until the round ends.
+
+    A round of the paper is a pass over a client's data with a server step per batch. Where a round here is one batch
+    (update="gradient"), that is batches = examples per client // batch size.
+    """
     fused: bool = False
     """Take both steps of an iteration from one pass, at the perturbation before its step (ours, about half the cost)."""
 
@@ -55,14 +60,19 @@ class FedEM(Defense):
         known, number = self._start(step.x, memory)
         places = len(step.x) if self.scope == "sample" else 1
         delta = self.minimise(step, known[:places], memory)
-        memory.state["delta"] = torch.cat([delta, known[places:]])
-        memory.state["batches"] = torch.tensor([number + 1])
+        kept = self._kept(memory)
+        kept["delta"] = torch.cat([delta, known[places:]])
+        kept["batches"] = torch.tensor([number + 1])
         return step._replace(x=_moved(step.x, delta))
+
+    def _kept(self, memory: Memory) -> Tensors:
+        """Where the perturbation is remembered: for this round, or also for later ones."""
+        return memory.state if self.batches else memory.round
 
     def _start(self, x: Tensor, memory: Memory) -> tuple[Tensor, int]:
         """(perturbations (at least the places needed, *shape), batches since they were drawn)."""
-        places = len(x) if self.scope == "sample" else 1
-        known, number = memory.state.get("delta"), int(memory.state.get("batches", torch.zeros(1)))
+        places, kept = len(x) if self.scope == "sample" else 1, self._kept(memory)
+        known, number = kept.get("delta"), int(kept.get("batches", torch.zeros(1)))
         if known is None or known.shape[1:] != x.shape[1:] or 0 < self.batches <= number:
             known, number = x.new_empty((0, *x.shape[1:])), 0
         # Half precision would round the perturbation away; it is only rounded once it is on the pixels.
@@ -90,20 +100,20 @@ class FedEM(Defense):
         entry = entry_of(step, delta) if len(delta) == 1 < len(step.x) else None
         for n in range(self.steps):
             last = n + 1 == self.steps  # the copy is thrown away after the batch, so its last step would be for nothing
-            slope, grads = slopes(step._replace(params=local), delta, entry, weights=self.fused and not last)
-            delta = self.project(delta - self.alpha * slope.sign(), memory)
+            by_delta, grads = gradients(step._replace(params=local), delta, entry, weights=self.fused and not last)
+            delta = self.project(delta - self.alpha * by_delta.sign(), memory)
             if not last:
-                # Line 12 is at the new perturbation, so its gradient cannot come from the same pass as the slope.
+                # Line 12 is at the new perturbation, so its gradient cannot come from the same pass as that of line 10.
                 grads = grads or Step(local, step.model, _moved(step.x, delta), step.y).gradient()
                 local = {name: value - self.lr * grads[name] for name, value in local.items()}
         return delta
 
 
-def slopes(step: Step, delta: Tensor, entry: nn.Module | None, *, weights: bool = False) -> tuple[Tensor, Tensors]:
+def gradients(step: Step, delta: Tensor, entry: nn.Module | None, *, weights: bool = False) -> tuple[Tensor, Tensors]:
     """The gradient of the loss by the perturbation, and if asked for by the weights, which costs half a backward pass more.
 
-    With an entry the examples' slopes are summed at its output, and only their sum goes back through it: the slope by the
-    input is the dearest part of a backward pass, and that by one perturbation for all examples need not pay for each.
+    With an entry the examples' gradients are summed at its output, and only their sum goes back through it: the gradient by
+    the input is the dearest part of a backward pass, and that by one perturbation for all examples need not pay for each.
     """
     leaves = {name: value.detach().requires_grad_(weights) for name, value in step.params.items()}
     leaf = delta.detach().requires_grad_()
@@ -112,17 +122,17 @@ def slopes(step: Step, delta: Tensor, entry: nn.Module | None, *, weights: bool 
     else:
         with _outputs_of(entry) as ends:
             loss = loss_of(step.model, leaves, _moved(step.x, delta), step.y)
-    slope, *grads = torch.autograd.grad(loss, [*ends, *(leaves.values() if weights else ())], materialize_grads=True)
+    by_delta, *grads = torch.autograd.grad(loss, [*ends, *(leaves.values() if weights else ())], materialize_grads=True)
     if entry is not None:
         with _outputs_of(entry) as ends:
             functional_call(step.model, leaves, (leaf.to(step.x.dtype),), tie_weights=False)
-        (slope,) = torch.autograd.grad(ends, leaf, [slope.sum(0, keepdim=True)])
-    return slope, dict(zip(leaves, grads, strict=False))
+        (by_delta,) = torch.autograd.grad(ends, leaf, [by_delta.sum(0, keepdim=True)])
+    return by_delta, dict(zip(leaves, grads, strict=False))
 
 
 @contextmanager
 def _outputs_of(entry: nn.Module) -> Iterator[list[Tensor]]:
-    """A list that fills with the outputs of a layer, which have slopes."""
+    """A list that fills with the outputs of a layer, which can be differentiated by."""
     seen: list[Tensor] = []
 
     def after(_module: nn.Module, _args: object, output: Tensor) -> None:
@@ -143,7 +153,7 @@ def entry_of(step: Step, delta: Tensor) -> nn.Module | None:
     entry = next((module for module in step.model.modules() if isinstance(module, LAYERS)), None)
     few = step._replace(x=step.x[:2], y=step.y[:2])
     try:
-        plain, summed = slopes(few, delta, None)[0], slopes(few, delta, entry)[0]
+        plain, summed = gradients(few, delta, None)[0], gradients(few, delta, entry)[0]
     except (RuntimeError, ValueError):  # not called once, or its output is changed in place
         return None
     size = plain.abs().max()

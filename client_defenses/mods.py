@@ -102,7 +102,7 @@ def protect(defense: Defense, payload: Payload, sent: Tensors, before: Tensors, 
     # float32 weights correctly, so what is lost was lost when the client rounded its weights.
     wide = {name: value.to(torch.promote_types(value.dtype, torch.float32)) for name, value in sent.items()}
     update = wide if payload != "weights" else {name: value - before[name].to(value) for name, value in wide.items()}
-    protected = defense.on_update(defense.transform(update, memory), memory)
+    protected = defense.transform(update, memory)
     if payload != "weights":
         return {name: protected[name].to(value.dtype) for name, value in sent.items()}
     if all(torch.equal(protected[name], value) for name, value in update.items()):

@@ -31,7 +31,7 @@ class Quantize(Compressor):
         }
 
     def expected(self, grads: Tensors) -> Tensors:
-        """The rounded gradient with the slope of the identity; unbiased rounding is expected to change nothing."""
+        """The rounded gradient with the derivative of the identity; unbiased rounding is expected to change nothing."""
         if self.stochastic:
             return grads
         return straight_through(grads, {name: quantize(value, self.bits) for name, value in grads.items()})

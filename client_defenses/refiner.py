@@ -12,7 +12,7 @@ from client_defenses.tools import evaluator as evaluation
 from client_defenses.tools.precision import narrowed, widened
 from fl_app.core.local import Step, Tensors
 
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=10**6)]
 HASH_SEED = 0x5EED
 
 
@@ -36,8 +36,12 @@ class Refiner(Defense):
     """Share of uniform noise in the start (section 3.4)."""
     beta: Annotated[float, Field(ge=0)] = 1.0
     iterations: Count = 10
+    """Steps per batch, t."""
     warm_iterations: Count = 5
-    """Iterations when there are robust data of an earlier round for the whole batch (section 6.3)."""
+    """Steps per batch if at least half of its images are known: robust data of earlier rounds are reused (section 6.3).
+
+    Each known image starts from its robust data, every other one from noise blended in; that half decides is ours.
+    """
     tau: Annotated[float, Field(ge=0, le=1)] = 0.95
     """The weight of layer i is tau^i."""
     eps: Annotated[float, Field(gt=0)] | None = None
@@ -48,8 +52,11 @@ class Refiner(Defense):
     """Take back and halve a step that made the objective worse (ours: at batch 1 a step of 1 overshoots)."""
     relative: bool = False
     """Divide UM by its value for a zero gradient, so that beta means the same for small gradients (ours)."""
-    remember: Count = 4096
-    """How many images' robust data are kept, the newest, in 8 bits; 0: no warm start."""
+    remember: Annotated[int, Field(ge=0)] | None = None
+    """Of how many images the robust data are kept, the newest; None: all of them; 0: none, so no warm start.
+
+    An image takes a byte per pixel and channel, and 8 more: 15 MB for 5,000 images of CIFAR-10.
+    """
     evaluator: str = ""
     """The file of the evaluation network; runs make one where this is empty, from photos that are nobody's data."""
 
@@ -57,8 +64,8 @@ class Refiner(Defense):
         """Refine the batch and send the gradient of what came of it."""
         network = evaluation.load(self.evaluator, step.x.device)
         true = step.gradient()
-        start, known = self._start(step.x, memory)
-        robust, grads = self.refine(step, true, start, self.warm_iterations if known else self.iterations, network)
+        start, warm = self._start(step.x, memory)
+        robust, grads = self.refine(step, true, start, self.warm_iterations if warm else self.iterations, network)
         self._keep(step.x, robust, memory)
         return grads if self.eps is None else project(grads, true, self.eps)
 
@@ -71,14 +78,14 @@ class Refiner(Defense):
             scale = mismatch(weights, true, {name: torch.zeros_like(value) for name, value in true.items()})
             weights = {name: value / scale.clamp_min(torch.finfo(scale.dtype).tiny) for name, value in weights.items()}
         true, lr = widened(true), self.lr
-        best, slope = self._trial(step, true, weights, start, network, final=iterations == 0), None
+        best, by_x = self._trial(step, true, weights, start, network, final=iterations == 0), None
         for left in reversed(range(iterations)):
-            if slope is None:
-                (slope,) = torch.autograd.grad(best.objective, best.x)
-            x = (best.x.detach() - lr * slope).clamp(0, 1)
+            if by_x is None:
+                (by_x,) = torch.autograd.grad(best.objective, best.x)
+            x = (best.x.detach() - lr * by_x).clamp(0, 1)
             trial = self._trial(step, true, weights, x, network, final=left == 0)
             if not self.backtrack or bool(trial.objective < best.objective):  # False for NaN
-                best, slope = trial, None
+                best, by_x = trial, None
             else:
                 lr /= 2
         return best.x.detach(), {name: value.detach() for name, value in best.grads.items()}
@@ -93,7 +100,7 @@ class Refiner(Defense):
         return Trial(x, grads, mismatch(weights, widened(grads), true) - self.beta * network(x).sum())
 
     def _start(self, x: Tensor, memory: Memory) -> tuple[Tensor, bool]:
-        """(where to start, whether all of it is remembered): noise-blended, or the robust data of an earlier round."""
+        """(where each image starts: robust data of an earlier round, or itself with noise blended in; is it a warm start)."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         blended = evaluation.mix(wide, self.alpha, memory.uniform(wide).to(wide)).clamp(0, 1)
         keys, robust = memory.state.get("keys"), memory.state.get("robust")
@@ -102,15 +109,17 @@ class Refiner(Defense):
         same = keys_of(x)[:, None] == keys.to(x.device)
         known, place = same.any(1), same.int().argmax(1)
         kept = robust.to(x.device)[place].to(wide) / 255
-        return torch.where(known.view(-1, *[1] * (x.ndim - 1)), kept, blended), bool(known.all())
+        return torch.where(known.view(-1, *[1] * (x.ndim - 1)), kept, blended), bool(2 * known.sum() >= len(x))
 
     def _keep(self, x: Tensor, robust: Tensor, memory: Memory) -> None:
-        if not self.remember:
+        if self.remember == 0:
             return
         keys, images = keys_of(x)[: self.remember], (robust[: self.remember] * 255).round().to(torch.uint8)
         if "keys" in memory.state and memory.state["robust"].shape[1:] == x.shape[1:]:
             before = memory.state["keys"].to(x.device)
-            others = (~torch.isin(before, keys)).nonzero().flatten()[: self.remember - len(keys)]
+            others = (~torch.isin(before, keys)).nonzero().flatten()
+            if self.remember is not None:
+                others = others[: self.remember - len(keys)]
             keys = torch.cat([keys, before[others]])
             images = torch.cat([images, memory.state["robust"].to(x.device)[others]])
         memory.state["keys"], memory.state["robust"] = keys, images

@@ -22,7 +22,7 @@ class Sign(Compressor):
         return {name: signs(value, self.scale) for name, value in grads.items()}
 
     def expected(self, grads: Tensors) -> Tensors:
-        """The compressed gradient with the slope of the identity."""
+        """The compressed gradient with the derivative of the identity."""
         return straight_through(grads, {name: signs(value, self.scale) for name, value in grads.items()})
 
 

@@ -133,14 +133,13 @@ def defended_update(assets: Assets, params: Tensors, client: int, server_round: 
     defense = assets.defense
     if not memory.state and overrides(defense, "on_start"):
         own_x, own_y = assets.splits.train.at(assets.shares[client])
-        defense.on_start(Step(params, assets.client_model, own_x.to(assets.device), own_y.to(assets.device)), memory)
+        defense.on_start(Step(params, assets.model, own_x.to(assets.device), own_y.to(assets.device)), memory)
     x, y = assets.batch(client, server_round)
 
     def gradient(step: Step) -> Tensors:
         return defense.protect(step, memory)
 
-    update = local_update(assets.client_model, params, x, y, assets.experiment.rule, gradient)
-    return defense.on_update(update, memory), len(y)
+    return local_update(assets.model, params, x, y, assets.experiment.rule, gradient), len(y)
 
 
 @app.train()

@@ -21,7 +21,7 @@ import torch
 
 import client_defenses
 from client_defenses import Memory
-from client_defenses.fedem import FedEM, entry_of, slopes
+from client_defenses.fedem import FedEM, entry_of, gradients
 from client_defenses.refiner import Refiner
 from client_defenses.soteria import Soteria
 from client_defenses.tools import per_example
@@ -100,23 +100,23 @@ def in_turns(repeat: int, *actions: Callable[[], object]) -> list[float]:
 
 
 def fedem_parts(step: Step, repeat: int) -> None:
-    """FedEM beside the passes that Algorithm 1 needs: N slopes, N - 1 gradients of the copy, and the one that is sent."""
+    """FedEM beside the passes that Algorithm 1 needs: N gradients by the perturbation, N - 1 by the copy, and the one sent."""
     exact, fused, delta = FedEM(), FedEM(fused=True), torch.full((1, *step.x.shape[1:]), 1e-3)
     entry = entry_of(step, delta)
-    plain, naive, slope, both, whole, short = in_turns(
+    plain, naive, shared, both, whole, short = in_turns(
         repeat,
         step.gradient,
-        lambda: slopes(step, delta, None),
-        lambda: slopes(step, delta, entry),
-        lambda: slopes(step, delta, entry, weights=True),
+        lambda: gradients(step, delta, None),
+        lambda: gradients(step, delta, entry),
+        lambda: gradients(step, delta, entry, weights=True),
         lambda: exact.protect(step, Memory.fresh(0)),
         lambda: fused.protect(step, Memory.fresh(0)),
     )
     number = exact.steps
     print(f"\nfedem, N = {number}; an undefended gradient takes {plain:.4f} s; goal {FEDEM_GOAL} x")
-    print(f"  a slope by one perturbation: {slope / plain:.2f} x (each example's own, then summed: {naive / plain:.2f} x)")
-    passes = number * (slope / plain + 1)
-    print(f"  Algorithm 1: {whole / plain:.1f} x; the {number} slopes and {number} gradients that it needs: {passes:.1f} x")
+    print(f"  a gradient by one perturbation: {shared / plain:.2f} x (each example's own, then summed: {naive / plain:.2f} x)")
+    passes = number * (shared / plain + 1)
+    print(f"  Algorithm 1: {whole / plain:.1f} x; the {number} + {number} gradients that it needs: {passes:.1f} x")
     print(f"  one pass for both steps (fused=True): {short / plain:.1f} x; such a pass: {both / plain:.2f} x", flush=True)
 
 
@@ -168,7 +168,7 @@ def ways(options: argparse.Namespace) -> dict[str, Callable[[Step], object]]:
         defense = prepared(client_defenses.build(spec), "cifar10", "official")  # refiner needs its network
 
         def protect(step: Step, defense: client_defenses.Defense = defense) -> object:
-            return defense.protect(step._replace(model=defense.wrap_model(step.model)), Memory.fresh(0))
+            return defense.protect(step, Memory.fresh(0))
 
         found[spec] = protect
     found["clipped sum by layers"] = lambda step: per_example.by_layers(step, 1.0)

@@ -10,7 +10,7 @@ def total_norm(grads: Tensors) -> Tensor:
     """The L2 norm of all tensors as one vector, a float32 scalar."""
     if not grads:
         return torch.zeros(())
-    # The square root has no slope at zero, and an attack differentiates this.
+    # The square root has no derivative at zero, and an attack differentiates this.
     return torch.stack([value.float().square().sum() for value in grads.values()]).sum().clamp_min(1e-30).sqrt()
 
 

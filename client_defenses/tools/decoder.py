@@ -19,7 +19,7 @@ HIDDEN = 256
 
 
 class Decoder(nn.Module):
-    """Latents (batch, *latent) to guesses of the inputs (batch, *image), float32.
+    """Latents (batch, *latent) to reconstructions of the inputs (batch, *image), float32.
 
     For (channels, height, width) it is that of Table I: transposed convolutions of kernel 3 and 4 and stride 1, each with
     BatchNorm and ReLU, and one whose stride and kernel make the size right. For the paper's latents of 10 x 10 and 9 x 9 this
@@ -71,7 +71,7 @@ def pearson(x: Tensor, guess: Tensor, over: Over = "batch") -> Tensor:
     """Pearson's r (Eq. 1) of (batch, ...) pairs: a scalar over all elements of the batch, or (batch,) one for each sample."""
     rows = [value.flatten() if over == "batch" else value.flatten(1) for value in (x, guess)]
     a, b = (value - value.mean(-1, keepdim=True) for value in rows)
-    # Of a constant r is not defined: 0, with a slope of 0.
+    # Of a constant r is not defined: 0, with a gradient of 0.
     sizes = [torch.linalg.vector_norm(value, dim=-1).clamp_min(1e-12) for value in (a, b)]
     r: Tensor = (a * b).sum(-1) / (sizes[0] * sizes[1])
     return r
@@ -87,7 +87,7 @@ def start(latent: Shape, image: Shape, memory: Memory) -> Tensors:
 def correlation(weights: Tensors, z: Tensor, x: Tensor, over: Over) -> Tensor:
     """|r| between inputs x (batch, *image) and what a decoder makes of latents z (batch, *latent): a scalar, a mean of |r|.
 
-    The decoder works in float32, whatever the model does; slopes by z come back in its own type.
+    The decoder works in float32, whatever the model does; gradients by z come back in its own type.
     """
     image = x.to(torch.promote_types(x.dtype, torch.float32))
     decoder = _skeleton(tuple(z.shape[1:]), tuple(x.shape[1:]))
@@ -105,10 +105,10 @@ def improve(z: Tensor, x: Tensor, lr: float, over: Over, memory: Memory) -> Tens
     grads = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
     steps = int(own.state.get("steps", torch.zeros(1))) + 1
     weights: Tensors = {}
-    for name, slope in grads.items():
-        zero = torch.zeros_like(slope)
-        first = 0.9 * firsts.get(name, zero).to(slope) + 0.1 * slope
-        second = 0.999 * seconds.get(name, zero).to(slope) + 0.001 * slope.square()
+    for name, grad in grads.items():
+        zero = torch.zeros_like(grad)
+        first = 0.9 * firsts.get(name, zero).to(grad) + 0.1 * grad
+        second = 0.999 * seconds.get(name, zero).to(grad) + 0.001 * grad.square()
         size = (second / (1 - 0.999**steps)).sqrt() + 1e-8
         weights[name] = leaves[name].detach() - lr * first / (1 - 0.9**steps) / size
         own.state |= {f"weights/{name}": weights[name], f"first/{name}": first, f"second/{name}": second}

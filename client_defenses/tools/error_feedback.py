@@ -34,5 +34,5 @@ class Compressor(Defense, ABC):
 
 
 def straight_through(grads: Tensors, compressed: Tensors) -> Tensors:
-    """The compressed values with the slope of the identity, for compressions whose own slope is zero."""
+    """The compressed values with the derivative of the identity, for compressions whose own is zero."""
     return {name: value + (compressed[name] - value).detach() for name, value in grads.items()}

@@ -21,8 +21,8 @@ def sensitivities(step: Step) -> Tensor:
         grads = torch.autograd.grad(loss_of(step.model, leaves, x, step.y), list(leaves.values()), create_graph=True)
         norms = []
         for value in grads:
-            (slope,) = torch.autograd.grad(value.sum(), x, retain_graph=True, materialize_grads=True)
-            norms.append(slope.flatten(1).float().norm(dim=1).mean())
+            (by_x,) = torch.autograd.grad(value.sum(), x, retain_graph=True, materialize_grads=True)
+            norms.append(by_x.flatten(1).float().norm(dim=1).mean())
     return torch.stack(norms)
 
 

@@ -26,8 +26,6 @@ class Assets:
     shares: list[Tensor]
     num_classes: int
     model: nn.Module
-    client_model: nn.Module
-    """The model as the clients train it, with what the defense wraps around it."""
     defense: client_defenses.Defense
     device: str
 
@@ -70,7 +68,7 @@ def assets_of(experiment: Experiment) -> Assets:
         normalize=(dataset.mean, dataset.std) if experiment.normalize else None,
     ).to(device)
     defense = prepared(client_defenses.build(experiment.defense), experiment.dataset, experiment.split)
-    return Assets(experiment, splits, shares, dataset.num_classes, model, defense.wrap_model(model), defense, device)
+    return Assets(experiment, splits, shares, dataset.num_classes, model, defense, device)
 
 
 def _owned(share: Tensor, experiment: Experiment, client: int) -> Tensor:

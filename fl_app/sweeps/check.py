@@ -40,8 +40,8 @@ def check(plan: Plan, source: str, *, fetch: bool) -> list[str]:
         except Exception as error:  # whatever a model and a defense together raise is what a person has to know
             why = f"defense = {experiment.defense!r} does not work with model = {experiment.model!r} on {experiment.dataset}"
             raise ConfigError(f"{source}: {why}: {error}") from error
-    if "repeats" in plan.sweep.grants and not unchecked:
-        for cell in plan.cells:
+    for cell in plan.cells if not unchecked else []:
+        if any(unit.attacking and "repeats" in unit.attacking.grants for unit in cell.attacks):
             _named(f"{source}, cell {cell.name}", examples_repeat, assets_of(cell.attacked.experiment), -1)
     return list(dict.fromkeys(unchecked))
 
@@ -59,10 +59,9 @@ def _try(experiment: Experiment) -> None:
     dataset, defense = data.load(experiment.dataset), client_defenses.build(experiment.defense)
     normalize = (dataset.mean, dataset.std) if experiment.normalize else None
     model = models.build(experiment.model, dataset.input_shape, dataset.num_classes, normalize=normalize)
-    wrapped = defense.wrap_model(model)
     if _waits(defense):
         return  # its evaluation network takes a minute to train
-    step = Step(parameters_of(model), wrapped, *dataset.train.at(slice(0, min(FEW, experiment.batch_size))))
+    step = Step(parameters_of(model), model, *dataset.train.at(slice(0, min(FEW, experiment.batch_size))))
     memory = Memory.fresh(0)
     defense.on_start(step, memory)
     defense.protect(step, memory)
@@ -75,14 +74,14 @@ def _waits(defense: Defense) -> bool:
 
 def prepare(plan: Plan, say: Callable[[str], None]) -> None:
     """Fetch and train here, once, what every worker would else fetch and train for itself."""
-    experiments = [unit.experiment for unit in plan.units]
+    experiments, attacked = [unit.experiment for unit in plan.units], any(unit.attacking for unit in plan.units)
     for dataset, split in sorted({(one.dataset, one.split) for one in experiments}):
         data.load(dataset)
-        if plan.sweep.attacks and plan.sweep.noise_ratio:
+        if attacked and plan.sweep.noise_ratio:
             ensure(dataset, split=split, training=JUDGING)
     for defense, dataset, split in sorted({(one.defense, one.dataset, one.split) for one in experiments}):
         prepared(client_defenses.build(defense), dataset, split)
-    if plan.sweep.attacks and plan.sweep.lpips:
+    if attacked and plan.sweep.lpips:
         try:
             for net in BACKBONES:
                 fetch_backbone(net)

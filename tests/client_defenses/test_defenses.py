@@ -56,7 +56,7 @@ def test_the_memory_of_every_defense_survives_the_client_state(name, step, built
     defense = built(name)
     kept, moved = Memory.fresh(3), Memory.fresh(3)
     for memory in (kept, moved):
-        defense.on_update(defense.protect(step, memory), memory)
+        defense.protect(step, memory)
     moved.state = to_tensors(to_record(moved.state))
     kept.rng.manual_seed(4), moved.rng.manual_seed(4)
     one, other = defense.protect(step, kept), defense.protect(step, moved)
@@ -80,7 +80,7 @@ def test_every_defense_sends_the_type_it_is_given(name, dtype, step, rng, built)
     if beyond_messages(defense):
         model = models.build("lenet", (1, 28, 28), 10).to(dtype)
         given = models.parameters_of(model)
-        sent = defense.protect(Step(given, defense.wrap_model(model), step.x.to(dtype), step.y), Memory.fresh(3))
+        sent = defense.protect(Step(given, model, step.x.to(dtype), step.y), Memory.fresh(3))
     else:
         given = odd_message(rng, dtype)
         sent = defense.transform(given, Memory.fresh(3))

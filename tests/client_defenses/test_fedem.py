@@ -10,9 +10,8 @@ import torch
 from torch.nn import functional as F
 
 import client_defenses
-from adversary.fedem_attack import common_part, remove_common
 from client_defenses import Memory
-from client_defenses.fedem import FedEM, entry_of, slopes
+from client_defenses.fedem import FedEM, entry_of, gradients
 from fl_app import engines, models
 from fl_app.core.local import Step, loss_of
 from fl_app.core.spec import SpecError
@@ -62,7 +61,7 @@ def test_it_is_algorithm_1(step, rng, scope, low, high, alpha):
     for _ in range(3):  # the perturbation goes on from batch to batch, the local weights do not
         sent = defense.protect(step, memory)
         delta, _, expected = by_hand(step, delta, steps=5, alpha=alpha, lr=0.3, low=low, high=high)
-        torch.testing.assert_close(memory.state["delta"], delta, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(memory.round["delta"], delta, atol=1e-6, rtol=1e-5)
         for name, value in expected.items():
             torch.testing.assert_close(sent[name], value, atol=1e-6, rtol=1e-4)
         x, y = batch(rng)
@@ -117,7 +116,7 @@ def test_what_is_sent_is_the_gradient_at_the_servers_weights(step):
     memory = Memory.fresh(1)
     defense = FedEM(rho_max=1.0)
     sent = defense.protect(step, memory)
-    moved = step.x + memory.state["delta"]
+    moved = step.x + memory.round["delta"]
     expected = Step(step.params, step.model, moved, step.y).gradient()
     assert all(torch.equal(sent[name], value) for name, value in expected.items())
     plain = step.gradient()
@@ -148,8 +147,32 @@ def test_the_perturbation_lives_for_so_many_batches(step):
         seen.append(defense.on_batch(step, memory).x - step.x)
     same = [torch.equal(a, b) for a, b in itertools.pairwise(seen)]
     assert same == [True, True, False, True, True, False]
-    for_ever = FedEM(steps=0, rho_max=1.0)
-    assert all(torch.equal(for_ever.on_batch(step, memory).x - step.x, seen[-1]) for _ in range(9))
+
+
+def test_it_is_drawn_in_each_round_and_lives_in_all_its_batches(step):
+    rng, seen = torch.Generator().manual_seed(1), []
+    for state in ({}, {}, {}):  # as a client does it: a memory per round
+        memory = Memory(state, rng)
+        seen.append([FedEM(steps=0, rho_max=1.0).on_batch(step, memory).x - step.x for _ in range(3)])
+        assert memory.state == {}
+    for one in seen:
+        assert all(torch.equal(one[0], other) for other in one)
+    assert not torch.equal(seen[0][0], seen[1][0])
+    assert not torch.equal(seen[1][0], seen[2][0])
+    again = FedEM(steps=0, rho_max=1.0).on_batch(step, memory).x - step.x
+    memory.next_round()  # as a training loop does it whose memory lives longer
+    anew = FedEM(steps=0, rho_max=1.0).on_batch(step, memory).x - step.x
+    assert torch.equal(again, seen[2][0])
+    assert not torch.equal(anew, again)
+
+
+def test_without_a_memory_each_call_of_backward_is_a_round(step):
+    found = []
+    for _ in range(2):
+        step.model.zero_grad()
+        FedEM(rho_max=2.0, rho_min=2.0, steps=0).backward(step.model, step.x, step.y)
+        found.append(torch.cat([value.grad.flatten() for value in step.model.parameters()]))
+    assert not torch.equal(*found)
 
 
 def test_each_place_of_a_batch_keeps_its_own(step):
@@ -165,13 +188,13 @@ def test_each_place_of_a_batch_keeps_its_own(step):
 
 
 @pytest.mark.parametrize("text", ["lenet", "lenet5", "resnet10", "vit(dim=6, depth=1, patch=6)", "linear"])
-def test_the_slope_of_a_shared_perturbation_is_summed_at_the_first_layer(text, rng):
+def test_the_gradient_by_a_shared_perturbation_is_summed_at_the_first_layer(text, rng):
     model = models.build(text, (1, 18, 18), 5, normalize=([0.3], [0.5]))
     x, y = torch.rand(4, 1, 18, 18, generator=rng), torch.arange(4)
     step, delta = Step(models.parameters_of(model), model, x, y), torch.randn(1, 1, 18, 18, generator=rng) / 50
     entry = entry_of(step, delta)
     assert entry is not None
-    plain, summed = slopes(step, delta, None), slopes(step, delta, entry, weights=True)
+    plain, summed = gradients(step, delta, None), gradients(step, delta, entry, weights=True)
     torch.testing.assert_close(summed[0], plain[0], atol=1e-5 * plain[0].abs().max().item(), rtol=1e-3)
     moved = step._replace(x=x + delta).gradient()
     for name, value in moved.items():
@@ -217,7 +240,7 @@ def test_one_pass_for_both_steps_does_as_well(step):
 def test_no_radius_is_no_defense(step):
     memory = Memory.fresh(1)
     assert FedEM(rho_max=0.0).on_batch(step, memory) is step
-    assert memory.state == {}
+    assert memory.state == memory.round == {}
 
 
 def test_it_chains_with_what_comes_after_the_gradient(step):
@@ -225,7 +248,8 @@ def test_it_chains_with_what_comes_after_the_gradient(step):
     sent = client_defenses.build("fedem(rho_max=1.0) + prune(ratio=0.5)").protect(step, memory)
     expected = client_defenses.build("prune(ratio=0.5)").transform(FedEM(rho_max=1.0).protect(step, alone), Memory.fresh(0))
     assert all(torch.equal(sent[name], value) for name, value in expected.items())
-    assert set(memory.state) == {"0/delta", "0/batches"}
+    assert set(memory.round) == {"0/delta", "0/batches"}
+    assert memory.state == {}
 
 
 def test_soft_labels_are_as_good_as_classes(step):
@@ -250,7 +274,18 @@ def test_clients_of_a_run_keep_it_over_server_rounds(small):
     assert not torch.equal(state["delta"], run.load_memory(6, 1)["delta"])
 
 
+def test_clients_of_a_run_draw_it_in_each_server_round(small, monkeypatch):
+    drawn, plain = [], FedEM.draw
+    monkeypatch.setattr(FedEM, "draw", lambda self, like, memory: (drawn.append(len(like)), plain(self, like, memory))[1])
+    steps = {"update": "delta", "local_steps": 2, "clients": 1, "rounds": 3}
+    run = engines.run(small.changed(defense="fedem(steps=1)", **steps), "inline", Watcher())
+    assert drawn == [1, 0] * 3  # for the first local step of each round, and for none of the others
+    assert run.load_memory(3, 0) == {}
+
+
 def test_who_knows_what_guesses_share_removes_it(rng):
+    from adversary.informed.fedem import common_part, remove_common
+
     images = F.interpolate(torch.rand(400, 1, 4, 4, generator=rng), size=12, mode="bilinear")
     delta = torch.randn(SHAPE, generator=rng).sign() / 10
     rho = delta.norm().item()

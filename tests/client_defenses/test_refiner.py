@@ -10,17 +10,18 @@ from client_defenses import Memory
 from client_defenses.refiner import Refiner, keys_of, layers_of, mismatch, project, weights_of
 from client_defenses.tools import evaluator as evaluation
 from client_defenses.tools.clipping import total_norm
-from client_defenses.tools.evaluator import EvaluatorError, Training
+from client_defenses.tools.evaluator import EvaluatorError, Facts, Training
 from fl_app import data, models
 from fl_app.core.local import Step
 from fl_app.core.spec import SpecError
 from fl_app.core.wire import to_record, to_tensors
 from fl_app.data import photos
+from fl_app.data.batches import round_positions
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    # Photos alone: a network that has seen black and white images is so sure of clean digits that it has no slope there.
+    # Photos alone: a network that has seen black and white images is so sure of clean digits that it has no gradient there.
     settings = Training(width=16, steps=600, batch_size=64, lr=5e-3, stark=0.0)
     made = evaluation.train(photos.pieces((1, 28, 28), 3000), settings)
     path = tmp_path_factory.mktemp("evaluator") / "small.safetensors"
@@ -110,9 +111,9 @@ def test_a_step_too_long_is_taken_back(network):
 def test_without_noise_at_the_start_the_network_is_fooled(network):
     # The adversarial examples of section 3.4: called noise, but close to the image, which the blended start is not.
     step = step_of(0, 4)
-    start, known = Refiner(alpha=0.0)._start(step.x, Memory.fresh(0))
+    start, warm = Refiner(alpha=0.0)._start(step.x, Memory.fresh(0))
     assert torch.equal(start, step.x)
-    assert not known
+    assert not warm
     found, _ = Refiner(alpha=0.0).refine(step, step.gradient(), start, 150, network)
     assert network(step.x).max() < 0.15
     assert network(found).median() > 0.6
@@ -193,13 +194,15 @@ def test_robust_data_are_found_again_by_the_image_wherever_it_is_in_the_batch(tr
     defense.gradient(step, memory)
     before = robust_of(memory)
     order = torch.tensor([4, 2, 0])
-    start, known = defense._start(step.x[order], memory)
-    assert known
+    start, warm = defense._start(step.x[order], memory)
+    assert warm
     assert torch.equal(start, before[order])
-    mixed = torch.cat([step.x[:2], step_of(50, 1).x])
-    start, known = defense._start(mixed, memory)
-    assert not known
-    assert torch.equal(start[:2], before[:2])
+    for strangers, expected in ((1, True), (2, True), (3, False)):  # half of the batch decides
+        mixed = torch.cat([step.x[:2], step_of(50, strangers).x])
+        start, warm = defense._start(mixed, memory)
+        assert warm == expected
+        assert torch.equal(start[:2], before[:2])
+        assert not torch.equal(start[2:], mixed[2:])
     assert not defense._start(step_of(0, 2).x[..., 1:], memory)[1]
 
 
@@ -216,6 +219,23 @@ def test_the_newest_are_remembered(trained):
     large = Memory.fresh(0)
     defense.gradient(step_of(0, 8), large)
     assert len(large.state["keys"]) == len(large.state["robust"]) == 5
+
+
+def test_in_the_setting_of_the_paper_every_batch_of_the_second_epoch_is_warm(tmp_path, monkeypatch):
+    """5,000 images per client in batches of 128: 39 rounds per epoch, each of which leaves 8 other images out."""
+    images = torch.arange(5000).view(-1, 1, 1, 1).expand(-1, 1, 2, 2) / 5000
+    facts = Facts(shape=(1, 2, 2), training=Training(width=1))
+    evaluation.save(evaluation.Evaluator(evaluation.build_network(facts.shape, 1), facts), tmp_path / "tiny.safetensors")
+    defense, memory, taken = Refiner(evaluator=str(tmp_path / "tiny.safetensors")), Memory.fresh(0), []
+    refine = Refiner.refine
+    monkeypatch.setattr(Refiner, "refine", lambda self, *given: (taken.append(given[3]), refine(self, *given))[1])
+    model = models.build("linear", (1, 2, 2), 2)
+    for server_round in range(1, 2 * 39 + 1):
+        x = images[round_positions(0, 0, server_round, 128, 5000)]
+        defense.gradient(Step(models.parameters_of(model), model, x, (x[:, 0, 0, 0] > 0.5).long()), memory)
+    assert taken == [10] * 39 + [5] * 39
+    assert 4992 < len(memory.state["keys"]) <= 5000
+    assert memory.state["robust"].dtype == torch.uint8
 
 
 def test_the_memory_survives_the_client_state(trained, step):

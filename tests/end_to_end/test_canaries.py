@@ -40,7 +40,7 @@ DEFENSES = [
     "refiner(iterations=2)",
     "instahide",
 ]
-HOOKS = ("wrap_model", "on_start", "on_batch", "gradient", "transform", "on_gradient", "on_update")
+HOOKS = ("on_start", "on_batch", "gradient", "transform", "on_gradient")
 EXEMPT = ("captures", "checkpoint.safetensors", "clients")
 
 
