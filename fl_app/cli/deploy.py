@@ -12,11 +12,10 @@ from typing import Annotated
 
 import typer
 
+from fl_app.cli.options import Config, Resume, Settings
+
 app = typer.Typer(no_args_is_help=True, help="Real clients over gRPC: a Flower SuperLink and SuperNodes with TLS and keys.")
 log = logging.getLogger("thorns")
-Settings = Annotated[list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Change a setting.")]
-Config = Annotated[Path | None, typer.Option(help="Settings from a TOML file; -c comes on top.")]
-Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory.")]
 Logs = Annotated[Path | None, typer.Option(metavar="DIR", help="Keep what the processes write.")]
 
 
@@ -49,7 +48,7 @@ def local(
 
     Certificates and keys are made for this run and thrown away after it. Everything that was started ends with the command.
     """
-    from fl_app.cli.main import asked_for, run_and_report
+    from fl_app.cli.run import asked_for, run_and_report
     from fl_app.engines.grpc.local import Local, run_local
 
     changes = [*(setting or []), *([f"clients={clients}"] if clients else [])]
@@ -72,7 +71,7 @@ def server(
     logs: Logs = None,
 ) -> None:
     """Run an experiment with clients on other machines: start a SuperLink, let in the keys in DIR, wait for all clients."""
-    from fl_app.cli.main import asked_for, run_and_report
+    from fl_app.cli.run import asked_for, run_and_report
     from fl_app.engines.grpc.certificates import Certificates
     from fl_app.engines.grpc.local import run_server
 

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fl_app.cli.permissions import typed
+
 # Heavy modules are imported inside the commands, so that --help answers at once.
 
 data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and see where they are.")
@@ -84,7 +86,9 @@ def data_list() -> None:
 
 
 @data_app.command("get")
-def data_get(names: Annotated[list[str], typer.Argument(help="Data sets, e.g. mnist or \"medmnist(kind='blood')\".")]) -> None:
+def data_get(
+    names: Annotated[list[str], typer.Argument(callback=typed, help="Data sets, e.g. mnist or \"medmnist(kind='blood')\".")],
+) -> None:
     """Fetch data sets from the first source that has them, and check them."""
     from fl_app import data
 
@@ -95,7 +99,7 @@ def data_get(names: Annotated[list[str], typer.Argument(help="Data sets, e.g. mn
 
 
 @data_app.command("path")
-def data_path(name: Annotated[str, typer.Argument(help="A data set.")]) -> None:
+def data_path(name: Annotated[str, typer.Argument(callback=typed, help="A data set.")]) -> None:
     """Say where a data set is kept, and where to put its files by hand."""
     from fl_app import data
 

@@ -1,14 +1,29 @@
 """Options that several commands have in common."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Settings = Annotated[list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Change a setting.")]
+from fl_app.cli.permissions import assigned, typed
+
+
+class Place(StrEnum):
+    """Where clients or attacks run."""
+
+    inline = "inline"
+    ray = "ray"
+
+
+Settings = Annotated[
+    list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", callback=assigned, help="Change a setting.")
+]
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings from a TOML file; -c comes on top.")]
 Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run in this directory.")]
-Attacks = Annotated[list[str] | None, typer.Option("--attack", metavar="SPEC", help="An attack; may be repeated.")]
+Attacks = Annotated[
+    list[str] | None, typer.Option("--attack", metavar="SPEC", callback=typed, help="An attack; may be repeated.")
+]
 
 Model = Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="Captures of another app: its model.")]
 InputShape = Annotated[str, typer.Option(metavar="1,8,8", help="With --model: the shape of an input.")]

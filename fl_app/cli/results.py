@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from fl_app.cli.options import Classes, InputShape, Mean, Model, Std
+from fl_app.cli.permissions import typed
 
 if TYPE_CHECKING:
     from fl_app.analysis.gate import Limit, Verdict
@@ -62,7 +63,9 @@ def gate(
     psnr: Annotated[str, typer.Option(help="An attack leaks above this many dB; off: do not look.")] = "15",
     ssim: Annotated[str, typer.Option(help="An attack leaks above this; off: do not look.")] = "0.5",
     lpips: Annotated[str, typer.Option(help="An attack leaks below this; off: do not look.")] = "0.05",
-    attacks: Annotated[list[str] | None, typer.Option("--attack", metavar="SPEC", help="Judge this; run it if needed.")] = None,
+    attacks: Annotated[
+        list[str] | None, typer.Option("--attack", metavar="SPEC", callback=typed, help="Judge this; run it if needed.")
+    ] = None,
     cells: Annotated[list[str] | None, typer.Option("--cell", metavar="PATTERN", help="Of a sweep: only these cells.")] = None,
     worst: Annotated[bool, typer.Option("--worst", help="Judge the worst single target, not the mean.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole verdict as JSON.")] = False,
@@ -71,7 +74,9 @@ def gate(
     classes: Classes = 10,
     mean: Mean = "",
     std: Std = "",
-    defense: Annotated[str | None, typer.Option(metavar="SPEC", help="With --model: the clients' defense.")] = None,
+    defense: Annotated[
+        str | None, typer.Option(metavar="SPEC", callback=typed, help="With --model: the clients' defense.")
+    ] = None,
     truth: Annotated[Path | None, typer.Option(metavar="FILE", help="With --model: what the clients used.")] = None,
 ) -> None:
     """Fail if an attack rebuilds the data: exit 0 passed, 1 leak, 2 could not judge."""

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from fl_app.cli.options import Attacks, Settings
+from fl_app.cli.permissions import typed
 
 # Heavy modules are imported inside the commands, so that --help answers at once.
 
@@ -17,6 +18,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, show 
 
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep file (see configs/), or the folder of a sweep.")],
+    scale: Annotated[str, typer.Option(metavar="NAME", help="One of the scales that the file names.")] = "",
     out: Out = None,
     workers: Workers = 0,
     dry_run: DryRun = False,
@@ -24,11 +26,13 @@ def sweep(
     """Train and attack every combination in a file; what is finished is not done again."""
     from fl_app.sweeps.command import sweep as start
 
-    start(Console(), file, out, workers, dry_run=dry_run)
+    start(Console(), file, out, workers, scale=scale, dry_run=dry_run)
 
 
 def compare(
-    defenses: Annotated[list[str], typer.Argument(metavar="SPEC ...", help='Defenses, e.g. "prune(ratio={0.5,0.9})".')],
+    defenses: Annotated[
+        list[str], typer.Argument(metavar="SPEC ...", callback=typed, help='Defenses, e.g. "prune(ratio={0.5,0.9})".')
+    ],
     setting: Settings = None,
     attack: Attacks = None,
     targets: Annotated[int, typer.Option(min=1, help="Clients of one example each that are attacked.")] = 8,

@@ -46,6 +46,11 @@ def allowed() -> list[str]:
     return [name.strip() for name in os.environ.get(ALLOW, "").split(",") if name.strip()]
 
 
+def again(words: Iterable[str]) -> list[str]:
+    """A command to go on with, with what it has to allow: it reads from files what a person typed before."""
+    return [*words, *(word for name in allowed() for word in ("--allow", name))]
+
+
 def named_in(text: str) -> list[str]:
     """The plug-ins that a text names; texts in quotes, such as paths, do not count."""
     return PLUGGED.findall(TEXT.sub("''", text))

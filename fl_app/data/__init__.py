@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import os
 import tempfile
 from collections.abc import Callable
 from functools import lru_cache
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from fl_app.core import spec
+from fl_app.core.places import cache_dir
 from fl_app.data.base import Arrays, DataError, Dataset, Examples, Recipe, statistics
 from fl_app.data.cifar import cifar10, cifar100
 from fl_app.data.folders import imagefolder, lfw, tiny_imagenet
@@ -34,13 +34,6 @@ DATASETS: dict[str, Callable[..., Recipe]] = {
     "svhn": svhn,
     "tiny_imagenet": tiny_imagenet,
 }
-
-
-def cache_dir() -> Path:
-    """THORNS_DATA, or `thorns` in the user's cache directory."""
-    chosen = os.environ.get("THORNS_DATA")
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(chosen) if chosen else Path(base or Path.home() / ".cache") / "thorns"
 
 
 def recipe_of(text: str) -> Recipe:

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from fl_app import engines
-from fl_app.cli import main as cli
+from fl_app.cli import run as cli
 from fl_app.cli.attack import attack_run
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.config import ConfigError
