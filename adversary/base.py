@@ -2,16 +2,20 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self, final
+from hashlib import sha256
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Self, cast, final
 
 import torch
 from torch import Tensor
 
-from fl_app.core.local import LocalRule
+from fl_app.core.local import LocalRule, Tensors
 from fl_app.core.observation import Observation, Task, compatibility
 from fl_app.core.seeds import generator
-from fl_app.core.spec import Checked
+from fl_app.core.spec import Checked, text_of
+from fl_app.store.files import load_tensors, save_tensors
 
 
 class AttackError(ValueError):
@@ -67,15 +71,33 @@ class Attack(Checked, ABC):
     """Settings of an attack; subclasses write `run`, for all targets at once."""
 
     trained: ClassVar[bool] = False
-    """Whether `prepare` learns from public examples."""
+    """Whether it learns from public examples first, by `learn`."""
 
     @abstractmethod
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess | Belief:
         """Answer for compatible observations, each with a generator of its own."""
 
-    def prepare(self, task: Task, public: Public, seen: Sequence[Observation], rng: torch.Generator) -> Self:
-        """The attack after training on public examples at the weights of the observations; needs `trained`."""
-        return self
+    def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
+        """What it learns from public examples at the weights and the rule of an observation; needs `trained`."""
+        return {}
+
+    @property
+    def learned(self) -> Tensors:
+        """What `learn` gave; empty before `prepare`."""
+        return cast(Tensors, self.__dict__.get("_learned", {}))
+
+    @final
+    def prepare(self, task: Task, seen: Observation, public: Public, seed: int, folder: Path) -> Self:
+        """The attack with what it learns, which is kept in a folder by all that it was made of and not learned twice."""
+        path = folder / f"{_made_of(self, seen, public, seed)}.safetensors"
+        if not path.exists():
+            learned = self.learn(task, seen, public, generator(seed, "learn", seen.server_round))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_tensors(path, learned, {"attack": text_of(self, {})})
+        device = next(iter(seen.params.values())).device
+        prepared = copy(self)
+        prepared.__dict__["_learned"] = {name: value.to(device) for name, value in load_tensors(path)[0].items()}
+        return prepared
 
     def informed(self, defense: str, facts: Facts) -> list[Informed]:
         """What the attack becomes once it knows the spec of the defense, the strongest first; empty if nothing changes."""
@@ -108,6 +130,15 @@ class Attack(Checked, ABC):
                 raise AttackError("these observations differ in rule, number of examples or parameters: attack them in groups")
         answer = self.run(seen, task, [generator(seed, one.server_round, one.client) for one in seen])
         return _checked_belief(answer, seen) if isinstance(answer, Belief) else _checked_guess(answer, seen, task)
+
+
+def _made_of(attack: Attack, seen: Observation, public: Public, seed: int) -> str:
+    """A hash of the attack's settings, the weights and the rule, the public examples and the seed."""
+    digest = sha256(repr((text_of(attack, {}), seed, seen.rule, seen.num_examples, seen.knowledge.defense)).encode())
+    for name, value in [*seen.params.items(), *public._asdict().items()]:
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]
 
 
 def _checked_guess(guess: Guess, seen: Sequence[Observation], task: Task) -> Guess:

@@ -13,6 +13,7 @@ from adversary.informed.variant import Variant
 from adversary.search.matching import Matching
 from client_defenses import Defense
 from fl_app.core import plugins
+from fl_app.core.spec import SpecError
 
 Variants = Callable[[Any, Facts], list[Variant]]
 """(a defense, what can be counted on) -> what an attacker can do about it, the strongest as measured first."""
@@ -55,10 +56,13 @@ def variants_of(kind: type[Defense]) -> Variants:
     """What makes the informed attackers of a kind of defense."""
     if kind in BY_CLASS:
         return BY_CLASS[kind]
-    if name := getattr(kind, "informed_by", ""):
-        found: Variants = plugins.imported("informed attackers", name)  # named by code that was allowed already
-        return found
-    return expected.variants
+    if not kind.informed_by:
+        return expected.variants
+    plugins.allow([kind.informed_by])  # by code that was allowed itself
+    found = plugins.find("informed attacker", kind.informed_by)
+    if found is None:
+        raise SpecError(f"{kind.__qualname__}.informed_by is {kind.informed_by!r}, not module:function")
+    return found
 
 
 def words(kind: type[Defense]) -> str:

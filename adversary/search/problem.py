@@ -104,8 +104,8 @@ class Problem:
             return loss, grads
         leaves = {name: value.detach().requires_grad_() for name, value in variables.items()}
         loss = self.losses(leaves)
-        grads = torch.autograd.grad(loss.sum(), list(leaves.values()))
-        return loss.detach(), dict(zip(leaves, grads, strict=True))
+        found = torch.autograd.grad(loss.sum(), list(leaves.values()))
+        return loss.detach(), dict(zip(leaves, found, strict=True))
 
     def _compile(self) -> Callable[[Tensors], tuple[Tensors, tuple[Tensor, Tensor]]]:
         def total(variables: Tensors) -> tuple[Tensor, Tensor]:

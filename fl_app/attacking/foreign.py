@@ -13,6 +13,7 @@ from torch.func import replace_all_batch_norm_modules_, vmap
 from adversary.base import AttackError
 from fl_app.core.local import Step, Tensors
 from fl_app.core.observation import Observation, Task
+from fl_app.core.space import Images
 from fl_app.models.layers import Normalize
 
 PREFIX = "net."
@@ -41,7 +42,7 @@ def load(
     model.eval()
     if normalize is not None:
         model = nn.Sequential(OrderedDict(normalize=Normalize(*normalize), net=model))
-    task = Task(model, input_shape, num_classes)
+    task = Task(model, Images(input_shape), num_classes)
     _probe(name, task)
     return task
 
@@ -68,14 +69,14 @@ def _made(name: str, folder: Path) -> nn.Module:
 def _probe(name: str, task: Task) -> None:
     """Take one step as the client would, then as the attack does, so that what cannot work is said once and at the start."""
     params = {key: value.detach() for key, value in task.model.named_parameters() if value.requires_grad}
-    x, y = torch.rand(2, *task.input_shape), torch.zeros(2, dtype=torch.int64)
+    x, y = torch.rand(2, *task.space.shape), torch.zeros(2, dtype=torch.int64)
     try:
         out = task.model(x)
         if out.shape != (2, task.num_classes):
             raise ValueError(f"its answer has the shape {tuple(out.shape)}, not (2, {task.num_classes})")
         Step(params, task.model, x, y).gradient()
     except Exception as error:  # of their forward pass: it may raise anything
-        raise AttackError(f"{name} does not take two inputs of the shape {task.input_shape}: {_short(error)}") from error
+        raise AttackError(f"{name} does not take two inputs of the shape {task.space.shape}: {_short(error)}") from error
     try:
         vmap(lambda one: Step(params, task.model, one, y).differentiable_gradient(), randomness="different")(
             torch.stack([x, x])

@@ -1,4 +1,4 @@
-"""One piece of attack work: captures in, guesses on disk out. It runs the same in this process and in a worker."""
+"""One piece of attack work: captures in, answers on disk out. It runs the same in this process and in a worker."""
 
 import time
 from collections.abc import Sequence
@@ -9,16 +9,21 @@ from typing import Literal, NamedTuple
 import torch
 
 import adversary
-from adversary.base import AttackError, Guess
+from adversary import Attack, AttackError, Belief, Public
 from fl_app import models
 from fl_app.attacking import foreign
+from fl_app.core.local import Tensors
 from fl_app.core.observation import Key, Knowledge, Observation, Task, compatibility
+from fl_app.core.space import Images
 from fl_app.store.captures import CaptureError, Captures
-from fl_app.store.reconstructions import guess_path, save_guess
+from fl_app.store.files import RunError, load_tensors
+from fl_app.store.reconstructions import guess_path, save_guess, save_scores
+
+Member = tuple[Key, Observation]
 
 
 class Outcome(NamedTuple):
-    """What became of a target: a guess on disk, or the reason why there is none."""
+    """What became of a target: an answer on disk, or the reason why there is none."""
 
     key: Key
     status: Literal["done", "failed"]
@@ -42,7 +47,15 @@ class TaskSpec:
         if self.code is not None:
             return foreign.load(self.model, self.code, self.input_shape, self.num_classes, self.normalize)
         model = models.build(self.model, self.input_shape, self.num_classes, normalize=self.normalize)
-        return Task(model, self.input_shape, self.num_classes)
+        return Task(model, Images(self.input_shape), self.num_classes)
+
+
+class Learning(NamedTuple):
+    """What an attack that is trained first learns from, and where what it learned is kept."""
+
+    public: Path
+    """A file of public examples: x (n, *shape), y int64 (n,)."""
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,18 @@ class Job:
     granted: dict[Key, Knowledge] = field(default_factory=dict)
     threads: int = 2
     device: str = "cpu"
+    learning: Learning | None = None
+
+
+def parts_of(keys: Sequence[Key], at_once: int, *, by_client: bool) -> list[tuple[Key, ...]]:
+    """The keys of each job: those of a round together, or all rounds of a client; about `at_once` targets in a job."""
+    bundles: dict[int, list[Key]] = {}
+    for key in keys:
+        bundles.setdefault(key[1] if by_client else key[0], []).append(key)
+    if not by_client:
+        return [tuple(all_[i : i + at_once]) for all_ in bundles.values() for i in range(0, len(all_), at_once)]
+    clients = list(bundles.values())
+    return [tuple(key for one in clients[i : i + at_once] for key in one) for i in range(0, len(clients), at_once)]
 
 
 def run_job(job: Job) -> list[Outcome]:
@@ -66,7 +91,8 @@ def run_job(job: Job) -> list[Outcome]:
         torch.set_num_threads(job.threads)
     captures, task, attack = Captures(job.captures), job.task.build(), adversary.build(job.attack)
     outcomes: list[Outcome] = []
-    groups: dict[tuple[object, ...], list[tuple[Key, Observation]]] = {}
+    groups: dict[tuple[object, ...], list[Member]] = {}
+    moved: dict[int, Tensors] = {}
     for key in job.keys:
         try:
             seen = captures.read(captures.path_of(*key))
@@ -75,20 +101,21 @@ def run_job(job: Job) -> list[Outcome]:
         except (CaptureError, AttackError) as error:
             outcomes.append(Outcome(key, "failed", f"the capture cannot be used: {error}"))
             continue
-        seen = replace(_on(seen, job.device), knowledge=job.granted.get(key, seen.knowledge))
-        groups.setdefault(compatibility(seen), []).append((key, seen))
+        seen = replace(_on(seen, job.device, moved), knowledge=job.granted.get(key, seen.knowledge))
+        # An attack that is trained first is trained for the weights of each round by itself.
+        weights = id(seen.params) if attack.trained else None
+        groups.setdefault((weights, *compatibility(seen)), []).append((key, seen))
     task.model.to(job.device)
     for members in groups.values():
         outcomes += _run_group(job, attack, task, members)
     return outcomes
 
 
-def _run_group(job: Job, attack: adversary.Attack, task: Task, members: Sequence[tuple[Key, Observation]]) -> list[Outcome]:
+def _run_group(job: Job, attack: Attack, task: Task, members: Sequence[Member]) -> list[Outcome]:
     began = time.monotonic()
-    rng = torch.Generator().manual_seed(job.seed)
     try:
-        guess: Guess = attack([seen for _, seen in members], task, rng)
-    except (AttackError, RuntimeError, ValueError) as error:  # RuntimeError: out of memory, operators without a derivative
+        answer = _prepared(job, attack, task, members[0][1])([seen for _, seen in members], task, job.seed)
+    except (ValueError, RuntimeError, OSError) as error:  # RuntimeError: out of memory, operators without a derivative
         return [Outcome(key, "failed", f"{type(error).__name__}: {error}") for key, _ in members]
     seconds = (time.monotonic() - began) / len(members)
     outcomes = []
@@ -100,17 +127,34 @@ def _run_group(job: Job, attack: adversary.Attack, task: Task, members: Sequence
             "seconds": f"{seconds:.3f}",
         }
         try:
-            if not bool(guess.loss[place].isfinite()):
+            if isinstance(answer, Belief):
+                save_scores(guess_path(job.out, key), answer.scores[place], notes)
+            elif not bool(answer.loss[place].isfinite()):
                 raise AttackError("every attempt diverged")
-            save_guess(guess_path(job.out, key), guess.x[place], guess.y[place], guess.loss[place], notes)
+            else:
+                save_guess(guess_path(job.out, key), answer.x[place], answer.y[place], answer.loss[place], notes)
             outcomes.append(Outcome(key, "done", "", seconds))
         except (AttackError, OSError) as error:
             outcomes.append(Outcome(key, "failed", str(error), seconds))
     return outcomes
 
 
-def _on(seen: Observation, device: str) -> Observation:
+def _prepared(job: Job, attack: Attack, task: Task, seen: Observation) -> Attack:
+    """The attack, after it has learned what it learns from public examples."""
+    if not attack.trained:
+        return attack
+    if job.learning is None:
+        raise AttackError("this attack learns from public examples first, and there are none here")
+    tensors, _ = load_tensors(job.learning.public)
+    if tensors.keys() != {"x", "y"}:
+        raise RunError(f"{job.learning.public} does not hold public examples x and y")
+    public = Public(tensors["x"].to(job.device), tensors["y"].to(job.device))
+    return attack.prepare(task, seen, public, job.seed, job.learning.folder)
+
+
+def _on(seen: Observation, device: str, moved: dict[int, Tensors]) -> Observation:
+    """An observation on a device; targets that share their weights go on sharing them."""
     if device == "cpu":
         return seen
-    move = {name: value.to(device) for name, value in seen.params.items()}, {k: v.to(device) for k, v in seen.update.items()}
-    return replace(seen, params=move[0], update=move[1])
+    params = moved.setdefault(id(seen.params), {name: value.to(device) for name, value in seen.params.items()})
+    return replace(seen, params=params, update={name: value.to(device) for name, value in seen.update.items()})

@@ -28,6 +28,8 @@ class Knowledge:
     """That the client used the same examples in all of its rounds that were captured."""
     evaluator: bool = False
     """The client's own evaluation network; the attack's spec names its file."""
+    public: bool = False
+    """Public examples of the same kind, which the attack learned from."""
 
     @property
     def ledger(self) -> tuple[str, ...]:
@@ -38,6 +40,7 @@ class Knowledge:
             "bn statistics": bool(self.statistics),
             "repeated examples": self.repeats,
             "evaluation network": self.evaluator,
+            "public examples": self.public,
         }
         return tuple(name for name, given in granted.items() if given)
 

@@ -2,6 +2,7 @@
 
 captures/round-0001/model.safetensors       the weights that were sent in that round, by their plain names
 captures/round-0001/client-03.safetensors   one client's update ("update/<name>") and what was granted beside it
+captures/round-0001/weights-03.safetensors  the weights that this client was sent, where they are not those of the round
 captures/round-0001/aggregate.safetensors   the same of all clients together, if the server sees no more
 
 Every file is safetensors with a versioned header and a checksum; an update names the checksum of its weights.
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fl_app.core.local import Tensors
-from fl_app.core.observation import Observation
+from fl_app.core.observation import Key, Observation
 from fl_app.store import sealed
 from fl_app.store.capture_format import Model, encode, model_notes, read_model, read_observation
 from fl_app.store.sealed import CaptureError
@@ -49,8 +50,9 @@ class Captures:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._written: dict[int, str] = {}
-        self._last: tuple[int, Tensors] | None = None
+        self._written: dict[Path, str] = {}
+        self._last: tuple[Path, Tensors] | None = None
+        self._read: tuple[Path, int, Model] | None = None
 
     def path_of(self, server_round: int, client: int) -> Path:
         """Where the update of a client (-1: of all together) in a round is kept."""
@@ -59,27 +61,34 @@ class Captures:
 
     def write(self, observation: Observation) -> Path:
         """Keep an observation, and the weights of its round if they are not there yet; raises CaptureError."""
-        server_round, params = observation.server_round, observation.params
-        if self._last is None or self._last[0] != server_round or self._last[1] is not params:
-            self.write_model(server_round, params)
-        path = self.path_of(server_round, observation.client)
+        server_round, client = observation.server_round, observation.client
+        weights = self._write_weights(server_round, client, observation.params)
+        path = self.path_of(server_round, client)
         with _naming(path):
-            parts, _ = sealed.seal(*encode(observation, self._written[server_round]))
+            parts, _ = sealed.seal(*encode(observation, self._written[weights]))
             sealed.write_atomic(path, parts)
         return path
 
-    def write_model(self, server_round: int, params: Tensors) -> Path:
-        """Keep the weights of a round, which are the same for all of its clients; raises CaptureError."""
-        path = self._round(server_round) / MODEL
-        with _naming(path):
+    def _write_weights(self, server_round: int, client: int, params: Tensors) -> Path:
+        """Keep the weights that a client was sent: once for a round, or beside it where they are a client's own."""
+        shared = self._round(server_round) / MODEL
+        if self._last is not None and self._last[0] == shared and self._last[1] is params:
+            return shared
+        with _naming(shared):
             parts, checksum = sealed.seal(params, model_notes(server_round))
-            if self._written.get(server_round, checksum) != checksum:
-                raise CaptureError("it already holds other weights of this run")
-            if server_round not in self._written:
+        path = shared if self._written.get(shared, checksum) == checksum else self.weights_of(server_round, client)
+        with _naming(path):
+            if self._written.get(path) != checksum:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 sealed.write_atomic(path, parts)
-        self._written[server_round], self._last = checksum, (server_round, params)
+        self._written[path] = checksum
+        if path == shared:
+            self._last = shared, params
         return path
+
+    def weights_of(self, server_round: int, client: int) -> Path:
+        """Where the weights of one client are kept if they are not those of its round."""
+        return self._round(server_round) / f"weights-{client:02d}.safetensors"
 
     def rounds(self) -> list[int]:
         """The rounds that have a folder, in order."""
@@ -100,10 +109,25 @@ class Captures:
                 found += [path for number, path, name in every if path.name == name and (clients is None or number in clients)]
         return found
 
+    def targets(self, rounds: Collection[int] | None = None, clients: Collection[int] | None = None) -> list[Key]:
+        """The (round, client) of each update, in the same order."""
+        return [(_round_of(path.parent), _client_of(path)) for path in self.paths(rounds, clients)]
+
     def read(self, path: Path) -> Observation:
-        """Read one update with the weights of its round; raises CaptureError with the file's name and the reason."""
+        """Read one update with its weights; raises CaptureError with the file's name and the reason.
+
+        The weights of a round are read once: the observations of a round share them.
+        """
         with _naming(path):
-            return _observation(path, _model(path.parent))
+            own = self.weights_of(_round_of(path.parent), _client_of(path))
+            return _observation(path, _model(own) if own.exists() else self._shared(path.parent / MODEL))
+
+    def _shared(self, path: Path) -> Model:
+        """The weights of a round, kept until those of another are asked for or the file changes."""
+        stamp = path.stat().st_mtime_ns if path.exists() else 0
+        if self._read is None or self._read[:2] != (path, stamp):
+            self._read = path, stamp, _model(path)
+        return self._read[2]
 
     def read_all(
         self, rounds: Collection[int] | None = None, clients: Collection[int] | None = None
@@ -111,19 +135,9 @@ class Captures:
         """(what can be read, what cannot and why); the observations of a round share its weights."""
         seen: list[Observation] = []
         damaged: list[Damaged] = []
-        folder: Path | None = None
-        model: Model | CaptureError = CaptureError("")
         for path in self.paths(rounds, clients):
             try:
-                if path.parent != folder:
-                    folder = path.parent
-                    try:
-                        model = _model(folder)
-                    except CaptureError as error:
-                        model = error
-                if isinstance(model, CaptureError):
-                    raise model
-                seen.append(_observation(path, model))
+                seen.append(self.read(path))
             except CaptureError as error:
                 damaged.append(Damaged(path, error.reason))
         return seen, damaged
@@ -139,17 +153,20 @@ def _round_of(folder: Path) -> int:
     return int(name[1])
 
 
-def _model(folder: Path) -> Model:
-    """The weights of the round in a folder."""
-    server_round = _round_of(folder)
-    try:
-        return read_model(folder / MODEL, server_round)
-    except CaptureError as error:
-        raise CaptureError(f"the weights of its round cannot be used: {MODEL}: {error.reason}") from error
-
-
-def _observation(path: Path, model: Model) -> Observation:
+def _client_of(path: Path) -> int:
     name = CLIENT_NAME.fullmatch(path.name)
     if not name:
         raise CaptureError("it is not named like a capture")
-    return read_observation(path, model, _round_of(path.parent), int(name[1] or -1))
+    return int(name[1] or -1)
+
+
+def _model(path: Path) -> Model:
+    """The weights in a file."""
+    try:
+        return read_model(path, _round_of(path.parent))
+    except CaptureError as error:
+        raise CaptureError(f"the weights of its round cannot be used: {path.name}: {error.reason}") from error
+
+
+def _observation(path: Path, model: Model) -> Observation:
+    return read_observation(path, model, _round_of(path.parent), _client_of(path))

@@ -18,16 +18,17 @@ class Reconstruction(NamedTuple):
     notes: dict[str, str]
 
 
+class CandidateScores(NamedTuple):
+    """What an inference attack believes of each candidate, (candidates,), and notes for people."""
+
+    scores: Tensor
+    notes: dict[str, str]
+
+
 def guess_path(out: Path, key: Key) -> Path:
     """Where the reconstruction of a target is kept."""
     name = "aggregate" if key[1] == -1 else f"client-{key[1]:02d}"
     return out / f"round-{key[0]:04d}" / f"{name}.safetensors"
-
-
-def key_of(path: Path) -> Key:
-    """The target that a file of captures or reconstructions is about."""
-    client = -1 if path.stem == "aggregate" else int(path.stem.removeprefix("client-"))
-    return int(path.parent.name.removeprefix("round-")), client
 
 
 def save_guess(path: Path, x: Tensor, y: Tensor, loss: Tensor, notes: dict[str, str]) -> None:
@@ -36,10 +37,26 @@ def save_guess(path: Path, x: Tensor, y: Tensor, loss: Tensor, notes: dict[str, 
     save_tensors(path, {"x": x.float(), "y": y, "loss": loss.reshape(1)}, notes)
 
 
-def load_guess(path: Path) -> Reconstruction:
-    """Read one reconstruction; RunError if the file is damaged."""
+def save_scores(path: Path, scores: Tensor, notes: dict[str, str]) -> None:
+    """Write what an inference attack believes of a target's candidates, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_tensors(path, {"scores": scores}, notes)
+
+
+def load_answer(path: Path) -> Reconstruction | CandidateScores:
+    """Read what an attack answered about a target; RunError if the file is damaged."""
     tensors, notes = load_tensors(path)
+    if tensors.keys() == {"scores"}:
+        return CandidateScores(tensors["scores"], notes)
     try:
         return Reconstruction(tensors["x"], tensors["y"], tensors["loss"].item(), notes)
     except (KeyError, RuntimeError) as error:
         raise RunError(f"{path} cannot be read: it is not a reconstruction ({error})") from None
+
+
+def load_guess(path: Path) -> Reconstruction:
+    """Read one reconstruction; RunError if the file is damaged or holds something else."""
+    found = load_answer(path)
+    if isinstance(found, CandidateScores):
+        raise RunError(f"{path} holds scores of candidates, no reconstruction")
+    return found

@@ -11,9 +11,10 @@ from torch import nn
 
 from adversary.base import AttackError
 from fl_app.attacking import foreign
-from fl_app.attacking.audit import audit, normalization, shape_of, sheet
+from fl_app.attacking.audit import normalization, shape_of
 from fl_app.attacking.jobs import Job, TaskSpec, run_job
 from fl_app.attacking.worker import make_worker
+from fl_app.cli.audit import audit, sheet
 from fl_app.store.files import RunError
 from fl_app.store.reconstructions import load_guess
 from helpers.foreign_app import IDLG, MODULE, capture

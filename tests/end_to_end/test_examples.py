@@ -21,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.telemetry import EventType
 from rich.console import Console
 
-from fl_app.attacking.audit import audit
+from fl_app.cli.audit import audit
 from fl_app.engines.inline import InlineGrid
 from fl_app.store.captures import Captures
 from helpers.paths import ROOT

@@ -1,0 +1,134 @@
+"""`thorns attack --model`: attack captures of somebody else's app and show the reconstructions; nothing is scored."""
+
+import json
+import os
+from pathlib import Path
+
+import typer
+from PIL import Image, ImageDraw, ImageFont
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor
+
+from adversary import AttackError
+from fl_app.attacking import audit as auditing
+from fl_app.attacking.attackers import AT_ONCE
+from fl_app.attacking.audit import Answer, AuditSession, Normalization
+from fl_app.attacking.jobs import TaskSpec
+from fl_app.attacking.worker import make_worker
+from fl_app.core.observation import Key
+from fl_app.store.files import write_atomic
+from fl_app.store.reconstructions import guess_path, load_guess
+
+ROWS, COLUMNS, TILE, GAP, LABEL = 24, 16, 64, 8, 120
+
+
+def audit(
+    console: Console,
+    captures: Path,
+    model: str,
+    input_shape: tuple[int, ...],
+    classes: int,
+    attacks: list[str],
+    *,
+    out: Path | None = None,
+    rounds: str = "all",
+    clients: str = "all",
+    limit: int = 0,
+    normalize: Normalization | None = None,
+    defense: str | None = None,
+    grants: list[str] | None = None,
+    worker_name: str = "inline",
+    seed: int = 0,
+) -> Path:
+    """Attack the captures in a folder with the model "module:function" of the current directory; returns where results are.
+
+    `normalize` = (mean, std) is what the app does to its inputs; `defense` grants the attacker the spec of the clients'
+    defense. Every name is checked before the first attack starts, and what is done already is not done again.
+    """
+    auditing.refuse_grants(grants)
+    found = auditing.captures_in(captures)
+    keys = auditing.chosen(found, rounds, clients, limit)
+    task = TaskSpec(model, input_shape, classes, normalize, Path.cwd())
+    auditing.check(found, keys, task, attacks, defense)
+    out = out or found.folder.parent / "attacks"
+    worker = make_worker(worker_name)
+    try:
+        for session in auditing.sessions_of(found, out, task, attacks, worker, defense=defense, seed=seed):
+            _attack(console, session, keys)
+            _show(console, session, keys)
+    except KeyboardInterrupt:
+        console.print("Stopped. What was finished is kept; the same command goes on.")
+        raise typer.Exit(130) from None
+    finally:
+        worker.close()
+    return out
+
+
+def _attack(console: Console, session: AuditSession, keys: list[Key]) -> None:
+    open_ = session.pending(keys)
+    if len(open_) < len(keys):
+        console.print(f"{len(keys) - len(open_)} of {len(keys)} targets were attacked before", highlight=False)
+    if not open_:
+        return
+    columns = TextColumn(session.attack[:40]), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=len(open_))
+        session.work(open_, AT_ONCE, lambda outcomes: bar.advance(task, len(outcomes)))
+
+
+def _show(console: Console, session: AuditSession, keys: list[Key]) -> None:
+    found = auditing.answers_of(session, keys)
+    table = Table("target", "examples", "loss of the attack", "the server saw", "granted", box=None, header_style="bold")
+    done = [answer for answer in found if not answer.reason]
+    for answer in found:
+        if answer.reason:
+            console.print(f"{answer.name} failed: {answer.reason}", highlight=False, soft_wrap=True)
+        else:
+            seen, told = answer.notes.get("visibility", "?"), answer.notes.get("ledger", "?")
+            table.add_row(answer.name, str(len(answer.classes)), f"{answer.loss:.3g}", seen, told)
+    lines = session.folder / "reconstructions.jsonl"
+    write_atomic(lines, "".join(json.dumps(answer.to_dict()) + "\n" for answer in found))
+    console.print(f"[bold]{session.attack}[/bold]", highlight=False, soft_wrap=True)
+    if not done:
+        raise AttackError(f"none of the {len(keys)} targets could be attacked; the reasons are in {lines}")
+    console.print(table)
+    console.print("No reconstruction is scored here: a low loss only says that it explains the update.")
+    _save_sheet(console, session, done)
+    console.print(f"Results: [bold]{os.path.relpath(session.folder)}[/bold]", soft_wrap=True)
+
+
+def _save_sheet(console: Console, session: AuditSession, done: list[Answer]) -> None:
+    shape = session.known.input_shape
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        console.print(f"Inputs of the shape {shape} are not pictures: the reconstructions are in safetensors files alone.")
+        return
+    path = session.folder / "reconstructions.png"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    rows = [(answer.name, load_guess(guess_path(session.folder, answer.key)).x) for answer in done[:ROWS]]
+    sheet(rows).save(temporary, format="PNG")
+    temporary.replace(path)
+
+
+def sheet(rows: list[tuple[str, Tensor]]) -> Image.Image:
+    """One row of reconstructions x (n, 1 or 3, h, w) per target, with its name before it; at most 24 rows of 16."""
+    shown = [(name, [_picture(one) for one in x[:COLUMNS]]) for name, x in rows[:ROWS]]
+    width = max(sum(picture.width + GAP for picture in pictures) for _, pictures in shown)
+    height = max(picture.height for _, pictures in shown for picture in pictures) + GAP
+    paper = Image.new("RGB", (LABEL + width + GAP, height * len(shown) + GAP), (255, 255, 255))
+    draw, font = ImageDraw.Draw(paper), ImageFont.load_default(12)
+    for place, (name, pictures) in enumerate(shown):
+        top, left = GAP + place * height, LABEL
+        draw.multiline_text((GAP, top), name.replace(", ", "\n"), (20, 20, 20), font=font)
+        for picture in pictures:
+            paper.paste(picture, (left, top))
+            left += picture.width + GAP
+    return paper
+
+
+def _picture(x: Tensor) -> Image.Image:
+    """(1 or 3, h, w) in [0, 1], small ones scaled up by a whole number."""
+    factor = max(1, TILE // max(x.shape[1:]))
+    pixels = (x.clamp(0, 1) * 255).round().byte().expand(3, -1, -1).repeat_interleave(factor, 1).repeat_interleave(factor, 2)
+    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().cpu().numpy())
