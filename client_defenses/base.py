@@ -8,6 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
+from fl_app.core import halfprecision
 from fl_app.core.local import Step, Tensors
 from fl_app.core.spec import Checked, SpecError
 
@@ -112,6 +113,7 @@ class Defense(Checked):
         """
         memory = memory or Memory.fresh(secrets.randbits(63))
         params = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        halfprecision.require(params.values())
         grads = self.protect(Step({k: v.detach() for k, v in params.items()}, model, x, y), memory)
         for name, value in params.items():
             value.grad = grads[name].detach().clone() if value.grad is None else value.grad + grads[name].detach()

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 
 from client_defenses import Memory
 from client_defenses.base import overrides
-from fl_app.client.policy import STATE_DIR, OwnConfig, Refused, own_assets, own_config
+from fl_app.client.policy import STATE_DIR, OwnConfig, Refused, check_run, own_assets, own_config
 from fl_app.client.secret import secret_draws
 from fl_app.client.state import ClientState, Kept
 from fl_app.core.local import Step, Tensors, local_update
@@ -146,6 +146,8 @@ def defended_update(assets: Assets, params: Tensors, client: int, server_round: 
 @discreet
 def train(message: Message, context: Context) -> Message:
     """Answer a round with a protected update and nothing else: no loss, no label counts."""
+    own = own_of(context)
+    check_run(context.run_config)
     experiment = from_run_config(context.run_config)
     client = client_of(context)
     arrays, record = message.content["arrays"], message.content["config"]
@@ -154,7 +156,6 @@ def train(message: Message, context: Context) -> Message:
     config: Request = dict(record.items())  # a plain dict: Flower's own takes microseconds a look-up
     server_round = check_request(config, experiment)
     use_threads(experiment.threads)
-    own = own_of(context)
     assets = own_assets(own, experiment, client) if own else assets_of(experiment)
     folder = state_of(context, experiment, own, client)
     before = remembered(context, config, experiment, client, folder)
@@ -194,10 +195,12 @@ def identify(message: Message, context: Context) -> Message:
 @discreet
 def save(message: Message, context: Context) -> Message:
     """Keep the defense's memory on this client's own disk, so that a run can be resumed."""
+    own = own_of(context)
+    check_run(context.run_config)
     experiment = from_run_config(context.run_config)
     client = client_of(context)
     config: Request = dict(message.content.config_records["config"].items())
-    folder = state_of(context, experiment, own_of(context), client)
+    folder = state_of(context, experiment, own, client)
     state = remembered(context, config, experiment, client, folder)
     server_round = config["server-round"]
     if folder is not None:

@@ -23,7 +23,7 @@ from client_defenses.dp_sgd import DPSGD
 from client_defenses.mask import Mask
 from client_defenses.none import NoDefense
 from fl_app import data
-from fl_app.core import spec
+from fl_app.core import plugins, spec
 from fl_app.data.splits import Splits
 from fl_app.experiment.assets import Assets, assets_of
 from fl_app.experiment.config import Experiment
@@ -31,7 +31,11 @@ from fl_app.experiment.config import Experiment
 log = logging.getLogger("thorns")
 STATE_DIR = "state-dir"
 """Where the node keeps its state: no setting of the client's protection, so it alone makes no own configuration."""
-NOT_OWN = ("partition-id", "num-partitions", STATE_DIR)
+ALLOW = "allow"
+"""Code from outside Thorns that a run may name here, as module:Name, by commas; it alone makes no own configuration either."""
+NOT_OWN = ("partition-id", "num-partitions", STATE_DIR, ALLOW)
+NAMED = ("dataset", "partition", "model", "optimizer", "defense")
+"""The settings of a run that a client builds something from; attacks are none of its business."""
 
 
 class Refused(ValueError):
@@ -66,7 +70,13 @@ class OwnConfig(spec.Checked):
 
 
 def own_config(node_config: Mapping[str, Any]) -> OwnConfig | None:
-    """The settings in a node's configuration; None if it has none, as in simulations."""
+    """The settings in a node's configuration; None if it has none, as in simulations.
+
+    Code that it names for the client itself is allowed by that, and so is what it allows runs to name.
+    """
+    plugins.allow(name for name in str(node_config.get(ALLOW, "")).split(",") if name.strip())
+    for key in ("defense", "demand", "dataset"):
+        plugins.allow(plugins.named_in(str(node_config.get(key, ""))))
     return _from_items(tuple(sorted((key, value) for key, value in node_config.items() if key not in NOT_OWN)))
 
 
@@ -103,6 +113,14 @@ def at_least(given: Defense, least: Defense) -> bool:
 def _parts(defense: Defense) -> list[Defense]:
     parts = defense.parts if isinstance(defense, Chain) else [defense]
     return [part for part in parts if not isinstance(part, NoDefense)]
+
+
+def check_run(run_config: Mapping[str, Any]) -> None:
+    """Refuse a run that names code which this client has not allowed, before anything of it is looked for."""
+    try:
+        plugins.check_named("the run", dict(run_config), NAMED)
+    except plugins.NotAllowed as error:
+        raise Refused(str(error)) from None
 
 
 def own_assets(own: OwnConfig, experiment: Experiment, client: int) -> Assets:

@@ -37,7 +37,7 @@ def allow(names: Iterable[str]) -> None:
     for name in added:
         if not PLUGGED.fullmatch(name):
             raise SpecError(f"{name!r} cannot be allowed: code is allowed by name, as package.module:Name")
-    if not set(added) <= set(allowed()):
+    if added and not set(added) <= set(allowed()):
         os.environ[ALLOW] = ",".join(dict.fromkeys([*allowed(), *added]))
 
 
@@ -53,7 +53,7 @@ def again(words: Iterable[str]) -> list[str]:
 
 def named_in(text: str) -> list[str]:
     """The plug-ins that a text names; texts in quotes, such as paths, do not count."""
-    return PLUGGED.findall(TEXT.sub("''", text))
+    return PLUGGED.findall(TEXT.sub("''", text)) if ":" in text else []
 
 
 def check_named(source: str, given: Any, keys: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import client_defenses
 from fl_app import data, models
+from fl_app.core import halfprecision
 from fl_app.core.local import Tensors
 from fl_app.core.seeds import derive, generator
 from fl_app.data.batches import round_positions
@@ -67,6 +68,7 @@ def assets_of(experiment: Experiment) -> Assets:
         seed=derive(experiment.seed, "model"),
         normalize=(dataset.mean, dataset.std) if experiment.normalize else None,
     ).to(device)
+    halfprecision.require(model.parameters())
     defense = prepared(client_defenses.build(experiment.defense), experiment.dataset, experiment.split)
     return Assets(experiment, splits, shares, dataset.num_classes, model, defense, device)
 
