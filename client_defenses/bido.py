@@ -57,7 +57,7 @@ class BiDO(Defense):
 
     def loss(self, step: Step, params: Tensors) -> Tensor:
         """Cross-entropy of a batch with both penalties."""
-        with watched(step.model, self.layers) as seen:
+        with hidden_values(step.model, self.layers) as seen:
             logits = functional_call(step.model, params, (step.x,), tie_weights=False)
         return F.cross_entropy(logits, step.y) + self.penalty(step.x, seen, _probabilities(step.y, logits)).to(logits)
 
@@ -144,7 +144,7 @@ def hidden_layers(model: nn.Module) -> list[str]:
 
 
 @contextmanager
-def watched(model: nn.Module, layers: Literal["auto"] | tuple[str, ...]) -> Iterator[list[Tensor]]:
+def hidden_values(model: nn.Module, layers: Literal["auto"] | tuple[str, ...]) -> Iterator[list[Tensor]]:
     """A list that fills with the hidden layers (batch, ...) of each pass through the model."""
     modules, seen = dict(model.named_modules()), []
     names = hidden_layers(model) if layers == "auto" else list(layers)

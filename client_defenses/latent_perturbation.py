@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from client_defenses.base import Defense, Memory
 from client_defenses.tools.cut import Change, cut_layer, passed
 from client_defenses.tools.decoder import Over, correlation, improve
-from fl_app.core.local import Adam, Step, Tensors
+from fl_app.core.local import LocalAdam, Step, Tensors
 from fl_app.core.spec import SpecError
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -75,7 +75,7 @@ class LatentPerturbation(Defense):
         like = z[0].to(torch.promote_types(z.dtype, torch.float32))
         law = {"mu": torch.full_like(like, self.mu), "sigma": torch.full_like(like, self.sigma)}
         weights: Tensors = {f"weights/{name}": value for name, value in step.params.items()}
-        learnt, adam, scratch = weights | law, Adam(), Memory({}, memory.rng)  # its decoder is not the one of the rounds
+        learnt, adam, scratch = weights | law, LocalAdam(), Memory({}, memory.rng)  # its decoder is not the one of the rounds
         for _ in range(self.pretrain_epochs):
             for batch in torch.randperm(len(step.x), generator=memory.rng).to(step.x.device).split(self.pretrain_batch):
                 leaves = {name: value.detach().requires_grad_() for name, value in learnt.items()}

@@ -53,10 +53,10 @@ def soft_labels(step: Step) -> Tensor:
     """The labels as probabilities (batch, classes) of the type of the inputs."""
     if step.y.ndim == 2:
         return step.y.to(step.x.dtype)
-    return F.one_hot(step.y, classes_of(step)).to(step.x.dtype)
+    return F.one_hot(step.y, number_of_classes(step)).to(step.x.dtype)
 
 
-def classes_of(step: Step) -> int:
+def number_of_classes(step: Step) -> int:
     """How many classes the model tells apart: the width of its output, found once a model by a forward pass."""
     if step.model not in _classes:
         # The pass leaves no trace: neither draws of the global generator, nor changed running statistics.

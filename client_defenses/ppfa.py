@@ -12,7 +12,7 @@ from client_defenses.tools.precision import narrowed, widened
 from fl_app.core.local import Tensors
 
 
-def total_variation(growth: float) -> float:
+def gaussian_distance(growth: float) -> float:
     """Distance between N(0, 1) and N(0, growth), growth >= 1: the two densities cross at +-cross."""
     if growth == 1:
         return 0.0
@@ -24,11 +24,11 @@ def total_variation(growth: float) -> float:
 def noise_for(budget: float) -> float:
     """Least noise, in units of the std of a Gaussian value, that moves its distribution by 1 - budget in total variation."""
     low, high = 1.0, 2.0
-    while total_variation(high) < 1 - budget:
+    while gaussian_distance(high) < 1 - budget:
         high *= 2
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if total_variation(middle) < 1 - budget else (low, middle)
+        low, high = (middle, high) if gaussian_distance(middle) < 1 - budget else (low, middle)
     return math.sqrt(high - 1) if budget < 1 else 0.0
 
 

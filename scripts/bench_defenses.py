@@ -25,7 +25,16 @@ from client_defenses.fedem import FedEM, entry_of, gradients
 from client_defenses.refiner import Refiner
 from client_defenses.soteria import Soteria
 from client_defenses.tools import per_example
-from client_defenses.tools.evaluator import Evaluator, Facts, Training, build_network, load, noise_error, paper, train
+from client_defenses.tools.evaluator import (
+    Evaluator,
+    EvaluatorFacts,
+    EvaluatorTraining,
+    build_network,
+    load,
+    noise_error,
+    paper,
+    train,
+)
 from client_defenses.tools.layers import jacobian_norms, linear_layer, watched
 from fl_app import data, models
 from fl_app.core.local import Step, Tensors
@@ -131,9 +140,9 @@ def refiner_parts(step: Step, repeat: int) -> None:
 
     (plain,) = in_turns(repeat, step.gradient)
     print(f"\nrefiner, t = {defense.iterations}; goal {REFINER_GOAL} x the sum of its parts")
-    for name, training in (("compact", Training()), ("paper", paper(photos.NUMBER))):
+    for name, training in (("compact", EvaluatorTraining()), ("paper", paper(photos.NUMBER))):
         shape = step.x.shape[1], step.x.shape[2], step.x.shape[3]
-        network = Evaluator(build_network(shape, training.width).requires_grad_(False), Facts(shape=shape))
+        network = Evaluator(build_network(shape, training.width).requires_grad_(False), EvaluatorFacts(shape=shape))
         whole, model, judge = in_turns(
             repeat,
             lambda network=network: defense.refine(step, step.gradient(), step.x, defense.iterations, network),  # type: ignore[misc]
@@ -149,7 +158,7 @@ def refiner_parts(step: Step, repeat: int) -> None:
         _learning(name, training, shape)
 
 
-def _learning(name: str, training: Training, shape: tuple[int, int, int]) -> None:
+def _learning(name: str, training: EvaluatorTraining, shape: tuple[int, int, int]) -> None:
     """How well D predicts the share of noise in images that it has never seen; at the paper's size, how long it would learn."""
     if name == "paper":
         few, images = 3, torch.rand(128, *shape, generator=torch.Generator().manual_seed(0))

@@ -28,11 +28,11 @@ class ServerOptimizer(Checked):
 
     def make(self, weights: nn.Parameter) -> torch.optim.Optimizer:
         """The torch optimiser that does the step."""
-        raise TypeError("use a concrete optimiser such as SGD or Adam")
+        raise TypeError("use a concrete optimiser such as sgd or adam")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGD(ServerOptimizer):
+class ServerSGD(ServerOptimizer):
     """SGD with momentum and weight decay."""
 
     momentum: Share = 0.0
@@ -44,7 +44,7 @@ class SGD(ServerOptimizer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adam(ServerOptimizer):
+class ServerAdam(ServerOptimizer):
     """Adam."""
 
     lr: Rate = 1e-3
@@ -56,7 +56,7 @@ class Adam(ServerOptimizer):
         return torch.optim.Adam([weights], lr=self.lr, betas=(self.beta1, self.beta2))
 
 
-OPTIMIZERS: dict[str, type[ServerOptimizer]] = {"adam": Adam, "sgd": SGD}
+OPTIMIZERS: dict[str, type[ServerOptimizer]] = {"adam": ServerAdam, "sgd": ServerSGD}
 
 
 def build(text: str) -> ServerOptimizer:

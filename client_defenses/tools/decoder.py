@@ -13,7 +13,7 @@ from client_defenses.base import Memory
 from fl_app.core.local import Tensors
 
 Over = Literal["batch", "sample"]
-Shape = tuple[int, ...]
+Sizes = tuple[int, ...]
 HIDDEN = 256
 """Between the two linear layers of a decoder of vectors (ours)."""
 
@@ -28,7 +28,7 @@ class Decoder(nn.Module):
     two layers that keep the size, and other latents two linear layers (ours).
     """
 
-    def __init__(self, latent: Shape, image: Shape) -> None:
+    def __init__(self, latent: Sizes, image: Sizes) -> None:
         super().__init__()
         self.image = image
         if len(latent) != 3 or len(image) != 3:
@@ -61,7 +61,7 @@ class Decoder(nn.Module):
 
 
 @lru_cache(maxsize=16)
-def _skeleton(latent: Shape, image: Shape) -> Decoder:
+def _skeleton(latent: Sizes, image: Sizes) -> Decoder:
     """A decoder without numbers: those come from the client's memory at each call."""
     with torch.device("meta"):
         return Decoder(latent, image)
@@ -77,7 +77,7 @@ def pearson(x: Tensor, guess: Tensor, over: Over = "batch") -> Tensor:
     return r
 
 
-def start(latent: Shape, image: Shape, memory: Memory) -> Tensors:
+def start(latent: Sizes, image: Sizes, memory: Memory) -> Tensors:
     """The first weights of a decoder, drawn from the client's generator; the global one is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(torch.randint(2**62, (), generator=memory.rng)))

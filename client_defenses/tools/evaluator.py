@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from fl_app.core.local import Tensors
 from fl_app.core.spec import Checked, SpecError
 
-Shape = tuple[int, int, int]
+ImageShape = tuple[int, int, int]
 FORMAT = "thorns-evaluator-1"
 ADVICE = "make one with `thorns train-evaluator` and pass it as refiner(evaluator='FILE')"
 
@@ -31,7 +31,7 @@ class EvaluatorError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Checked):
+class EvaluatorTraining(Checked):
     """How the network is made; the defaults are ours and take less than two minutes, `paper` gives those of the paper."""
 
     width: Annotated[int, Field(ge=1, le=1024)] = 32
@@ -49,18 +49,18 @@ class Training(Checked):
     seed: Annotated[int, Field(ge=0)] = 0
 
 
-def paper(images: int) -> Training:
+def paper(images: int) -> EvaluatorTraining:
     """The settings of Appendix D: 128/256/512 filters, 20 epochs in which each batch is mixed 11 times, Adam 1e-4."""
-    return Training(width=128, steps=20 * 11 * math.ceil(images / 128), lr=1e-4, decay=False, stark=0.0)
+    return EvaluatorTraining(width=128, steps=20 * 11 * math.ceil(images / 128), lr=1e-4, decay=False, stark=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class EvaluatorFacts:
     """What a file says about its network."""
 
-    shape: Shape
+    shape: ImageShape
     """(channels, height, width) of the images that it takes."""
-    training: Training = field(default_factory=Training)
+    training: EvaluatorTraining = field(default_factory=EvaluatorTraining)
     data: str = ""
     """The data set that it was trained on, as "name/part"."""
     images: str = ""
@@ -71,7 +71,7 @@ class Evaluator(NamedTuple):
     """A network, (n, *shape) in [0, 1] -> (n,) in [0, 1], with its facts."""
 
     network: nn.Module
-    facts: Facts
+    facts: EvaluatorFacts
 
     def __call__(self, x: Tensor) -> Tensor:
         """The share of noise in each image, float32 (n,); differentiable."""
@@ -83,7 +83,7 @@ class Evaluator(NamedTuple):
         return found.flatten()
 
 
-def build_network(shape: Shape, width: int, seed: int = 0) -> nn.Module:
+def build_network(shape: ImageShape, width: int, seed: int = 0) -> nn.Module:
     """Three 3x3 convolutions of stride 2 with ReLU, one linear layer, sigmoid."""
     channels, height, wide = shape
     features = 4 * width * math.ceil(height / 8) * math.ceil(wide / 8)
@@ -110,13 +110,13 @@ def mix(x: Tensor, share: Tensor | float, noise: Tensor) -> Tensor:
 
 
 def train(
-    images: Tensor, training: Training, data: str = "", checksum: str = "", on_step: Callable[[], None] = lambda: None
+    images: Tensor, training: EvaluatorTraining, data: str = "", checksum: str = "", on_step: Callable[[], None] = lambda: None
 ) -> Evaluator:
     """Train on public images (n, channels, height, width), uint8 or floats in [0, 1]: regression to the share of noise."""
     if images.ndim != 4 or images.shape[1] not in (1, 3) or not len(images):
         raise EvaluatorError(f"an evaluation network learns from images (n, 1 or 3, height, width), not {tuple(images.shape)}")
     channels, height, wide = images.shape[1:]
-    facts = Facts(shape=(channels, height, wide), training=training, data=data, images=checksum)
+    facts = EvaluatorFacts(shape=(channels, height, wide), training=training, data=data, images=checksum)
     network = build_network(facts.shape, training.width, training.seed)
     rng = torch.Generator().manual_seed(training.seed)
     optimizer = torch.optim.Adam(network.parameters(), lr=training.lr)
@@ -159,7 +159,7 @@ def _unit(x: Tensor) -> Tensor:
     return x.float().div(255) if x.dtype == torch.uint8 else x.float()
 
 
-def digest_of(tensors: Tensors) -> str:
+def fingerprint_of(tensors: Tensors) -> str:
     """A checksum of names, shapes and values."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
@@ -171,7 +171,7 @@ def digest_of(tensors: Tensors) -> str:
 def save(evaluator: Evaluator, path: Path) -> None:
     """Write a network with its facts, in one atomic rename."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in evaluator.network.state_dict().items()}
-    notes = {"format": FORMAT, "facts": json.dumps(asdict(evaluator.facts)), "digest": digest_of(tensors)}
+    notes = {"format": FORMAT, "facts": json.dumps(asdict(evaluator.facts)), "digest": fingerprint_of(tensors)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="evaluator-") as scratch:
         part = Path(scratch) / path.name
@@ -210,13 +210,13 @@ def _load(path: Path, _changed: int, _size: int, device: str) -> Evaluator:
             raise EvaluatorError(
                 f"{path}: {name} is {tuple(value.shape)} {value.dtype}, not {tuple(wanted[name].shape)} float32"
             )
-    if notes.get("digest") != digest_of(tensors) or not all(bool(value.isfinite().all()) for value in tensors.values()):
+    if notes.get("digest") != fingerprint_of(tensors) or not all(bool(value.isfinite().all()) for value in tensors.values()):
         raise EvaluatorError(f"{path} is damaged: its weights do not have the checksum that it names; train it again")
     network.load_state_dict(tensors)
     return Evaluator(network.to(device).eval().requires_grad_(False), facts)
 
 
-def _facts(path: Path, notes: dict[str, str]) -> Facts:
+def _facts(path: Path, notes: dict[str, str]) -> EvaluatorFacts:
     if notes.get("format") != FORMAT:
         raise EvaluatorError(f"{path} is no evaluation network: its format is {notes.get('format')!r}, not {FORMAT!r}")
     try:
@@ -224,7 +224,9 @@ def _facts(path: Path, notes: dict[str, str]) -> Facts:
         channels, height, wide = (int(side) for side in told["shape"])
         if min(channels, height, wide) < 1 or channels * height * wide > 2**24:
             raise ValueError(f"no images have the shape {told['shape']}")
-        training = Training(**told["training"])
-        return Facts(shape=(channels, height, wide), training=training, data=str(told["data"]), images=str(told["images"]))
+        training = EvaluatorTraining(**told["training"])
+        return EvaluatorFacts(
+            shape=(channels, height, wide), training=training, data=str(told["data"]), images=str(told["images"])
+        )
     except (ValueError, KeyError, TypeError, SpecError) as error:
         raise EvaluatorError(f"{path} is damaged: what it says about itself cannot be read ({error})") from error

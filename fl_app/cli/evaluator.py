@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 
 from client_defenses.tools import evaluator as evaluation
-from client_defenses.tools.evaluator import Training
+from client_defenses.tools.evaluator import EvaluatorTraining
 from fl_app import data
 from fl_app.data import photos
 from fl_app.experiment import evaluators
@@ -29,7 +29,7 @@ def train_evaluator(
     paper: bool = False,
 ) -> None:
     """Train unless it is there, say where it is, and show what it says of the clients' test images with noise."""
-    training = Training()
+    training = EvaluatorTraining()
     if paper:
         number = photos.NUMBER if dataset == evaluators.PHOTOS else len(getattr(data.load(dataset), part))
         training = evaluation.paper(number)

@@ -128,8 +128,8 @@ class Step(NamedTuple):
         return cast(Tensors, vmap(grad(one), in_dims=(None, 0, 0), randomness="different")(self.params, self.x, self.y))
 
 
-class Adam:
-    """Adam (Kingma and Ba 2015) with the usual constants, as a function of the gradients so far that has slopes."""
+class LocalAdam:
+    """Adam (Kingma and Ba 2015) with the usual constants, as a differentiable function of the gradients so far."""
 
     def __init__(self) -> None:
         self._first: Tensors = {}
@@ -146,7 +146,7 @@ class Adam:
         self._second = {name: 0.999 * self._second[name] + 0.001 * value.square() for name, value in grads.items()}
         found = {}
         for name, first in self._first.items():
-            # Without the tiny number the slope of the root at an entry of zero would not be finite.
+            # Without the tiny number the derivative of the root at an entry of zero would not be finite.
             size = (self._second[name] / (1 - 0.999**self._steps) + 1e-24).sqrt()
             found[name] = first / (1 - 0.9**self._steps) / (size + 1e-8)
         return found
@@ -167,7 +167,7 @@ def local_update(
     if rule.kind == "gradient":
         return gradient(Step(params, model, x, y))
     current = params
-    adam = Adam()
+    adam = LocalAdam()
     for step in range(rule.steps):
         batch = rule.batch(step, len(x))
         grads = gradient(Step(current, model, x[batch], y[batch]))

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from client_defenses import Chain, Defense
 from client_defenses.refiner import Refiner
 from client_defenses.tools import evaluator as evaluation
-from client_defenses.tools.evaluator import EvaluatorError, Facts, Shape, Training
+from client_defenses.tools.evaluator import EvaluatorError, EvaluatorFacts, EvaluatorTraining, ImageShape
 from fl_app import data
 from fl_app.data import photos
 
@@ -28,11 +28,11 @@ PARTS = ("train", "test")
 THREADS = 1
 """Sums over more threads round differently, and the network shall not depend on the machine; nor do two help if it is busy."""
 CHUNK = 4096
-JUDGING = Training(seed=1)
+JUDGING = EvaluatorTraining(seed=1)
 """Not the network that refiner works against: its robust data may fool that one."""
 
 
-class Public(NamedTuple):
+class PublicImages(NamedTuple):
     """Public images: what they are called, and the checksum of them as published."""
 
     dataset: str
@@ -40,29 +40,29 @@ class Public(NamedTuple):
     name: str
     checksum: str
 
-    def images(self, shape: Shape) -> Tensor:
+    def images(self, shape: ImageShape) -> Tensor:
         """The images in the shape of the clients', uint8 (n, *shape)."""
         if self.dataset == PHOTOS:
             return photos.pieces(shape)
         return fit(getattr(data.load(self.dataset), self.part).x, shape)
 
 
-def public_images(dataset: str, part: str = "train") -> Public:
+def public_images(dataset: str, part: str = "train") -> PublicImages:
     """A public data set, by its name and content."""
     if dataset == PHOTOS:
         content = dict(zip(photos.NAMES, photos.photos(), strict=True))
         cut = {"": torch.tensor([photos.NUMBER, photos.CONTRAST])}  # how they are cut counts as content
-        return Public(PHOTOS, part, PHOTOS, evaluation.digest_of(content | cut))
+        return PublicImages(PHOTOS, part, PHOTOS, evaluation.fingerprint_of(content | cut))
     found = data.load(dataset)
-    return Public(dataset, part, f"{found.name}/{part}", checksum_of(getattr(found, part).x))
+    return PublicImages(dataset, part, f"{found.name}/{part}", checksum_of(getattr(found, part).x))
 
 
 def checksum_of(images: Tensor) -> str:
     """A checksum of images as they are published."""
-    return evaluation.digest_of({"images": images})
+    return evaluation.fingerprint_of({"images": images})
 
 
-def shape_of(clients: str) -> Shape:
+def image_shape_of(clients: str) -> ImageShape:
     """The shape of the images of a data set; it must be one of images."""
     shape = data.load(clients).input_shape
     if len(shape) != 3 or shape[0] not in (1, 3):
@@ -70,7 +70,7 @@ def shape_of(clients: str) -> Shape:
     return shape[0], shape[1], shape[2]
 
 
-def fit(images: Tensor, shape: Shape) -> Tensor:
+def fit(images: Tensor, shape: ImageShape) -> Tensor:
     """Images, uint8 (n, c, h, w), in another shape: made grey or RGB, and scaled."""
     parts = []
     for some in images.split(CHUNK):
@@ -83,7 +83,7 @@ def fit(images: Tensor, shape: Shape) -> Tensor:
     return torch.cat(parts)
 
 
-def refuse_same(facts: Facts, clients: str, split: str = "official") -> None:
+def refuse_same(facts: EvaluatorFacts, clients: str, split: str = "official") -> None:
     """Refuse a network that has learnt from what clients hold: the same data set and part, by name or by content.
 
     With the official split clients hold its "train" part; with shares, or if the part is not known, any of it.
@@ -102,7 +102,7 @@ def _held(clients: str) -> str:
     return checksum_of(data.load(clients).train.x)
 
 
-def path_of(facts: Facts) -> Path:
+def path_of(facts: EvaluatorFacts) -> Path:
     """Where a network is kept: by a hash of its images and all settings."""
     text = json.dumps(asdict(facts), sort_keys=True)
     return data.cache_dir() / "evaluators" / f"{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}.safetensors"
@@ -114,17 +114,17 @@ def ensure(
     public: str = PHOTOS,
     part: str = "train",
     split: str = "official",
-    training: Training | None = None,
+    training: EvaluatorTraining | None = None,
     console: Console | None = None,
 ) -> Path:
     """The file of a network for the images of the data set `clients`, trained on a public one unless it is there."""
     if part not in PARTS:
         raise EvaluatorError(f"the part must be one of {', '.join(PARTS)}, not '{part}'")
     if public != PHOTOS and data.recipe_of(public).key == data.recipe_of(clients).key:  # before anything is fetched
-        refuse_same(Facts(shape=(1, 1, 1), data=f"{data.recipe_of(public).key}/{part}"), clients, split)
-    shape = shape_of(clients)
+        refuse_same(EvaluatorFacts(shape=(1, 1, 1), data=f"{data.recipe_of(public).key}/{part}"), clients, split)
+    shape = image_shape_of(clients)
     found = public_images(public, part)
-    facts = Facts(shape=shape, training=training or Training(), data=found.name, images=found.checksum)
+    facts = EvaluatorFacts(shape=shape, training=training or EvaluatorTraining(), data=found.name, images=found.checksum)
     refuse_same(facts, clients, split)
     path = path_of(facts)
     if not path.exists():
@@ -143,7 +143,7 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _make(facts: Facts, public: Public, path: Path, console: Console) -> None:
+def _make(facts: EvaluatorFacts, public: PublicImages, path: Path, console: Console) -> None:
     columns = TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
     threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
@@ -167,9 +167,9 @@ def prepared(defense: Defense, clients: str, split: str = "official", console: C
     if not defense.evaluator:
         return replace(defense, evaluator=str(ensure(clients, split=split, console=console)))
     facts = evaluation.load(defense.evaluator).facts
-    if facts.shape != shape_of(clients):
+    if facts.shape != image_shape_of(clients):
         raise EvaluatorError(
-            f"{defense.evaluator} is for images of shape {facts.shape}, but those of {clients} have {shape_of(clients)}"
+            f"{defense.evaluator} is for images of shape {facts.shape}, but those of {clients} have {image_shape_of(clients)}"
         )
     refuse_same(facts, clients, split)
     return defense

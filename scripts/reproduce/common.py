@@ -28,7 +28,6 @@ from report import spoken
 import adversary
 from adversary.adaptive import informed
 from adversary.matching import GradientMatching
-from client_defenses.tools.evaluator import Training
 from fl_app import data, engines
 from fl_app.attacking.session import Session, folder_name
 from fl_app.attacking.worker import InlineWorker
@@ -38,7 +37,7 @@ from fl_app.data.base import DataError
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.assets import assets_of, on_device
 from fl_app.experiment.config import Experiment
-from fl_app.experiment.evaluators import ensure
+from fl_app.experiment.evaluators import JUDGING, ensure
 from fl_app.experiment.runs import experiment_of
 from fl_app.scoring.attacks import Scoring
 from fl_app.store.files import write_atomic
@@ -120,7 +119,7 @@ def attack(run: RunDir, attacker: Attacker, threads: int, *, judged: bool, floor
     session = Session(run, text, attacker.grants, InlineWorker(), threads=threads)
     keys, assets = session.captured(), assets_of(session.experiment)
     session.work(session.pending(keys), 64, lambda _: None)
-    judge = ensure(session.experiment.dataset, training=Training(seed=1)) if judged else None
+    judge = ensure(session.experiment.dataset, training=JUDGING) if judged else None
     scoring = Scoring(assets, session.folder, session.failures(), evaluator=judge, floors=floors)
     scoring.run(keys)
     rows: Rows = []
@@ -222,7 +221,7 @@ def run_cells(cells: Sequence[Cell], rates: Rates, options: argparse.Namespace) 
             raise SystemExit(f"the data set {name} cannot be had: {error}") from None
         if any(cell.judged for cell in cells):
             print("two evaluation networks are trained if they are not there, about a minute each", flush=True)
-            ensure(name), ensure(name, training=Training(seed=1))
+            ensure(name), ensure(name, training=JUDGING)
     began = time.perf_counter()
     work = partial(run_cell, folder=options.runs, threads=1 if workers > 1 else os.cpu_count() or 1)
     # Spawned, so that no worker inherits threads that another one waits on.

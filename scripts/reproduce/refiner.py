@@ -19,7 +19,7 @@ from fl_app.core.local import Step
 from fl_app.core.seeds import generator
 from fl_app.experiment.assets import assets_of
 from fl_app.experiment.config import Experiment
-from fl_app.experiment.evaluators import ensure
+from fl_app.experiment.evaluators import JUDGING, ensure
 from fl_app.models import parameters_of
 from fl_app.scoring.images import mse, psnr_of
 from fl_app.scoring.score import summarize
@@ -175,7 +175,7 @@ def robust_data(scale: Scale) -> list[str]:
     """What alpha does to the robust data themselves (Figure 5), by the clients' network and by another one."""
     (victims,) = cells_of(scale, 1)[0].victims
     assets = assets_of(Experiment(**victims.settings, seed=0))
-    params, judge = parameters_of(assets.model), evaluation.load(ensure("cifar10", training=evaluation.Training(seed=1)))
+    params, judge = parameters_of(assets.model), evaluation.load(ensure("cifar10", training=JUDGING))
     lines = []
     for alpha in scale.alphas:
         defense, rows = Refiner(alpha=alpha, evaluator=str(ensure("cifar10"))), []

@@ -216,7 +216,7 @@ def test_what_the_guesses_of_a_client_share_is_taken_out_of_all_its_rounds():
 
 def test_all_informed_attackers_are_shown_with_what_they_were_told(small, tmp_path):
     network = evaluation.train(
-        torch.rand(8, 3, 12, 12, generator=torch.Generator().manual_seed(0)), evaluation.Training(width=2, steps=1)
+        torch.rand(8, 3, 12, 12, generator=torch.Generator().manual_seed(0)), evaluation.EvaluatorTraining(width=2, steps=1)
     )
     evaluation.save(network, tmp_path / "d.safetensors")
     defense = f"refiner(iterations=1, eps=0.3, evaluator='{tmp_path}/d.safetensors')"
@@ -251,7 +251,7 @@ def test_a_network_that_sees_noise_is_a_prior(tmp_path):
     seen, task = seen_of(x, y)
     with pytest.raises(AttackError, match="train-evaluator"):
         attack("cosine_lbfgs(iterations=2, noise=0.1)", seen, task)
-    network = evaluation.train(x[0].expand(64, -1, -1, -1), evaluation.Training(width=2, steps=1))
+    network = evaluation.train(x[0].expand(64, -1, -1, -1), evaluation.EvaluatorTraining(width=2, steps=1))
     evaluation.save(network, tmp_path / "d.safetensors")
     text = f"cosine_lbfgs(iterations=2, noise={{}}, evaluator='{tmp_path}/d.safetensors')"
     assert not torch.equal(attack(text.format(0.0), seen, task).x, attack(text.format(5.0), seen, task).x)

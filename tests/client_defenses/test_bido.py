@@ -141,10 +141,10 @@ def test_following_it_lowers_dependence_on_the_input_and_raises_that_on_the_labe
     step = step._replace(params=params, model=copy.deepcopy(step.model).double(), x=step.x.double())
 
     def measured(params, **weights):
-        from client_defenses.bido import watched
+        from client_defenses.bido import hidden_values
 
         defense = BiDO(sigma="median", normalized=normalized, **weights)
-        with watched(step.model, "auto") as seen, torch.no_grad():
+        with hidden_values(step.model, "auto") as seen, torch.no_grad():
             torch.func.functional_call(step.model, params, (step.x,))
         return defense.penalty(step.x, seen, F.one_hot(step.y, 5).to(step.x)).item()
 

@@ -12,7 +12,7 @@ import client_defenses
 from client_defenses import Chain, Defense, Memory
 from client_defenses.base import beyond_messages
 from client_defenses.refiner import Refiner
-from client_defenses.tools.evaluator import Evaluator, Facts, Training, build_network, save
+from client_defenses.tools.evaluator import Evaluator, EvaluatorFacts, EvaluatorTraining, build_network, save
 from fl_app import models
 from fl_app.core.local import Step
 from fl_app.core.spec import SpecError
@@ -29,7 +29,7 @@ def step(rng):
 def built(tmp_path_factory):
     """Builds a defense by its name alone; refiner, which needs a file, with a network that has learnt nothing."""
     path = tmp_path_factory.mktemp("evaluator") / "untrained.safetensors"
-    facts = Facts(shape=(1, 28, 28), training=Training(width=4))
+    facts = EvaluatorFacts(shape=(1, 28, 28), training=EvaluatorTraining(width=4))
     save(Evaluator(build_network(facts.shape, 4), facts), path)
 
     def build(name):

@@ -1,4 +1,4 @@
-"""FedEM against an explicit loop, its bounds and its memory, and the attacker who removes what guesses share."""
+"""FedEM against an explicit loop, its bounds and its memory."""
 
 import copy
 import itertools
@@ -281,17 +281,3 @@ def test_clients_of_a_run_draw_it_in_each_server_round(small, monkeypatch):
     run = engines.run(small.changed(defense="fedem(steps=1)", **steps), "inline", Watcher())
     assert drawn == [1, 0] * 3  # for the first local step of each round, and for none of the others
     assert run.load_memory(3, 0) == {}
-
-
-def test_who_knows_what_guesses_share_removes_it(rng):
-    from adversary.informed.fedem import common_part, remove_common
-
-    images = F.interpolate(torch.rand(400, 1, 4, 4, generator=rng), size=12, mode="bilinear")
-    delta = torch.randn(SHAPE, generator=rng).sign() / 10
-    rho = delta.norm().item()
-    for mean, most in ((images.mean(0), 0.01), (torch.full(SHAPE, 0.5), 0.25), (None, 0.5)):
-        assert (common_part(images + delta, rho, mean) - delta).norm() < most * rho
-        assert common_part(images + delta, rho / 2, mean).norm() <= rho / 2 + 1e-5
-        cleaned = remove_common(images + delta, rho, mean)
-        assert (cleaned - images).square().mean() < 0.5 * delta.square().mean()
-        assert 0 <= cleaned.min() <= cleaned.max() <= 1

@@ -113,6 +113,20 @@ def test_drop_fedsgd_sends_the_clipped_gradient_of_the_masked_model_and_noise(bo
     assert like_normal(noise / (0.2 * bound))
 
 
+def test_the_entries_of_dropped_weights_do_not_count_in_the_norm_that_is_clipped(step):
+    """The bound lies between the norm of the kept entries and that of all: then nothing is clipped."""
+    defense = DropFedSGD(p=0.5, sigma=3.0)
+    dropped = dropped_by(defense, step, 3)
+    thinned = {name: value.masked_fill(dropped[name], 0) for name, value in step.params.items()}
+    grads = step._replace(params=thinned).gradient()
+    kept = torch.cat([value[~dropped[name]] for name, value in grads.items()])
+    bound = (kept.norm() * total_norm(grads)).sqrt().item()
+    assert 1.1 * kept.norm() < bound < total_norm(grads) / 1.1
+    sent = DropFedSGD(p=0.5, sigma=3.0, clip=bound).protect(step, Memory.fresh(3))
+    assert torch.equal(torch.cat([value[~dropped[name]] for name, value in sent.items()]), kept)
+    assert total_norm(sent) > 10 * bound  # nor does the noise, which comes afterwards
+
+
 def test_the_noise_of_drop_fedsgd_says_nothing_about_the_data(step):
     defense = DropFedSGD(p=0.3)
     one, other = (defense.protect(each, Memory.fresh(3)) for each in (step, step._replace(x=1 - step.x, y=step.y + 1)))

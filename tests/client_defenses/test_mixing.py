@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import client_defenses
 from client_defenses import Memory
 from client_defenses.instahide import InstaHide
-from client_defenses.mixup import MixUp, classes_of, mixed_pairs
+from client_defenses.mixup import MixUp, mixed_pairs, number_of_classes
 from fl_app import models
 from fl_app.core.local import Step
 from fl_app.core.spec import SpecError
@@ -79,10 +79,10 @@ def test_the_number_of_classes_leaves_no_trace(step):
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 7), nn.BatchNorm1d(7))
     other = Step(models.parameters_of(model), model, step.x, step.y)
     state = torch.get_rng_state()
-    assert classes_of(other) == 7
+    assert number_of_classes(other) == 7
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(model[3].running_mean, torch.zeros(7))
-    assert classes_of(step) == 5
+    assert number_of_classes(step) == 5
 
 
 @pytest.mark.parametrize(("k", "c1"), [(4, 0.65), (6, 0.65), (2, 0.65), (6, 0.2), (3, 0.34), (4, 0.25), (5, 1.0)])

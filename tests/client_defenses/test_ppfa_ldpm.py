@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 from client_defenses import Memory, build
 from client_defenses.ldpm import LDPM
-from client_defenses.ppfa import PPFA, noise_for, total_variation
+from client_defenses.ppfa import PPFA, gaussian_distance, noise_for
 from fl_app import models
 from fl_app.core.local import Step
 
@@ -23,12 +23,12 @@ def step(rng):
 @pytest.mark.parametrize("growth", [1.001, 1.5, 4.0, 100.0])
 def test_the_total_variation_is_the_integral(growth):
     gap, _ = quad(lambda v: abs(norm.pdf(v) - norm.pdf(v, scale=growth**0.5)) / 2, -200, 200, limit=500, points=[-3, 0, 3])
-    assert total_variation(growth) == pytest.approx(gap, abs=1e-6)
+    assert gaussian_distance(growth) == pytest.approx(gap, abs=1e-6)
 
 
 def test_the_noise_uses_up_the_budget():
     for budget in BUDGETS:
-        assert total_variation(1 + noise_for(budget) ** 2) == pytest.approx(1 - budget, rel=1e-6)
+        assert gaussian_distance(1 + noise_for(budget) ** 2) == pytest.approx(1 - budget, rel=1e-6)
     assert sorted(map(noise_for, BUDGETS)) == [noise_for(budget) for budget in BUDGETS]
     assert noise_for(1.0) == 0
 

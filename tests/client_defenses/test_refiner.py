@@ -10,7 +10,7 @@ from client_defenses import Memory
 from client_defenses.refiner import Refiner, keys_of, layers_of, mismatch, project, weights_of
 from client_defenses.tools import evaluator as evaluation
 from client_defenses.tools.clipping import total_norm
-from client_defenses.tools.evaluator import EvaluatorError, Facts, Training
+from client_defenses.tools.evaluator import EvaluatorError, EvaluatorFacts, EvaluatorTraining
 from fl_app import data, models
 from fl_app.core.local import Step
 from fl_app.core.spec import SpecError
@@ -22,7 +22,7 @@ from fl_app.data.batches import round_positions
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     # Photos alone: a network that has seen black and white images is so sure of clean digits that it has no gradient there.
-    settings = Training(width=16, steps=600, batch_size=64, lr=5e-3, stark=0.0)
+    settings = EvaluatorTraining(width=16, steps=600, batch_size=64, lr=5e-3, stark=0.0)
     made = evaluation.train(photos.pieces((1, 28, 28), 3000), settings)
     path = tmp_path_factory.mktemp("evaluator") / "small.safetensors"
     evaluation.save(made, path)
@@ -224,7 +224,7 @@ def test_the_newest_are_remembered(trained):
 def test_in_the_setting_of_the_paper_every_batch_of_the_second_epoch_is_warm(tmp_path, monkeypatch):
     """5,000 images per client in batches of 128: 39 rounds per epoch, each of which leaves 8 other images out."""
     images = torch.arange(5000).view(-1, 1, 1, 1).expand(-1, 1, 2, 2) / 5000
-    facts = Facts(shape=(1, 2, 2), training=Training(width=1))
+    facts = EvaluatorFacts(shape=(1, 2, 2), training=EvaluatorTraining(width=1))
     evaluation.save(evaluation.Evaluator(evaluation.build_network(facts.shape, 1), facts), tmp_path / "tiny.safetensors")
     defense, memory, taken = Refiner(evaluator=str(tmp_path / "tiny.safetensors")), Memory.fresh(0), []
     refine = Refiner.refine

@@ -16,7 +16,7 @@ from PIL import Image
 import client_defenses
 from client_defenses import Chain, Defense
 from client_defenses.base import overrides
-from client_defenses.tools.evaluator import Evaluator, Facts, Training, build_network, save
+from client_defenses.tools.evaluator import Evaluator, EvaluatorFacts, EvaluatorTraining, build_network, save
 from fl_app.client_app import app
 from fl_app.core.local import local_update
 from fl_app.engines.grpc.local import Local, run_local
@@ -136,7 +136,7 @@ def told_by(experiment, caplog, capfd):
 def planted_run(small, planted, defense):
     if defense.startswith("refiner"):  # with a network that has learnt nothing
         path = planted / "untrained.safetensors"
-        facts = Facts(shape=(3, 12, 12), training=Training(width=4))
+        facts = EvaluatorFacts(shape=(3, 12, 12), training=EvaluatorTraining(width=4))
         save(Evaluator(build_network(facts.shape, 4), facts), path)
         defense = defense.replace(")", f", evaluator='{path}')")
     return small.changed(
