@@ -58,7 +58,10 @@ class Refiner(Defense):
     An image takes a byte per pixel and channel, and 8 more: 15 MB for 5,000 images of CIFAR-10.
     """
     evaluator: str = ""
-    """The file of the evaluation network; runs make one where this is empty, from photos that are nobody's data."""
+    """The evaluation network, by its name in the cache or the path of its file.
+
+    Runs make one where this is empty, from photos that are nobody's data.
+    """
 
     def gradient(self, step: Step, memory: Memory) -> Tensors:
         """Refine the batch and send the gradient of what came of it."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,11 +20,14 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 from fl_app.core.local import Tensors
+from fl_app.core.places import cache_dir
 from fl_app.core.spec import Checked, SpecError
 
 ImageShape = tuple[int, int, int]
 FORMAT = "thorns-evaluator-1"
-ADVICE = "make one with `thorns train-evaluator` and pass it as refiner(evaluator='FILE')"
+NAME = re.compile(r"[0-9a-f]{32}")
+"""What networks of the cache are called: a hash of what they were made of, the same on every machine."""
+ADVICE = "make one with `thorns train-evaluator` and pass it as refiner(evaluator='...')"
 
 
 class EvaluatorError(ValueError):
@@ -168,6 +172,11 @@ def fingerprint_of(tensors: Tensors) -> str:
     return digest.hexdigest()
 
 
+def file_of(name: str) -> Path:
+    """Where the cache keeps the network of a name."""
+    return cache_dir() / "evaluators" / f"{name}.safetensors"
+
+
 def save(evaluator: Evaluator, path: Path) -> None:
     """Write a network with its facts, in one atomic rename."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in evaluator.network.state_dict().items()}
@@ -180,10 +189,10 @@ def save(evaluator: Evaluator, path: Path) -> None:
 
 
 def load(path: str | Path, device: str | torch.device = "cpu") -> Evaluator:
-    """Read a network; a file that is not exactly one is refused by name."""
+    """Read a network, by its name in the cache or by the path of a file; what is not exactly one is refused by name."""
     if not str(path):
         raise EvaluatorError(f"there is no evaluation network; {ADVICE}")
-    found = Path(path)
+    found = file_of(str(path)) if NAME.fullmatch(str(path)) else Path(path)
     try:
         now = found.stat()
     except OSError as error:

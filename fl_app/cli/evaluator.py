@@ -41,4 +41,4 @@ def train_evaluator(
     found = [noise_ratio(evaluation.mix(x, share, noise), path).mean().item() for share in SHARES]
     shown = ", ".join(f"{share:g}: {value:.2f}" for share, value in zip(SHARES, found, strict=True))
     console.print(f"share of noise in {len(x)} test images of {clients} -> what the network says: {shown}", soft_wrap=True)
-    console.print(f"use it: defense = \"refiner(evaluator='{path}')\"", soft_wrap=True, highlight=False)
+    console.print(f"use it: defense = \"refiner(evaluator='{path.stem}')\"", soft_wrap=True, highlight=False)

@@ -103,9 +103,9 @@ def _held(clients: str) -> str:
 
 
 def path_of(facts: EvaluatorFacts) -> Path:
-    """Where a network is kept: by a hash of its images and all settings."""
+    """Where a network is kept: its name is a hash of its images and all settings."""
     text = json.dumps(asdict(facts), sort_keys=True)
-    return data.cache_dir() / "evaluators" / f"{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}.safetensors"
+    return evaluation.file_of(hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
 
 
 def ensure(
@@ -159,13 +159,16 @@ def _make(facts: EvaluatorFacts, public: PublicImages, path: Path, console: Cons
 
 
 def prepared(defense: Defense, clients: str, split: str = "official", console: Console | None = None) -> Defense:
-    """The defense with an evaluation network for each Refiner in it: its own file, checked, or one that is made now."""
+    """The defense with an evaluation network for each Refiner in it: its own, checked, or one that is made now.
+
+    The latter is named, not located: results must not depend on where the cache is.
+    """
     if isinstance(defense, Chain):
         return replace(defense, parts=tuple(prepared(part, clients, split, console) for part in defense.parts))
     if not isinstance(defense, Refiner):
         return defense
     if not defense.evaluator:
-        return replace(defense, evaluator=str(ensure(clients, split=split, console=console)))
+        return replace(defense, evaluator=ensure(clients, split=split, console=console).stem)
     facts = evaluation.load(defense.evaluator).facts
     if facts.shape != image_shape_of(clients):
         raise EvaluatorError(

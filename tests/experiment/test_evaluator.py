@@ -1,6 +1,7 @@
 """The evaluation network: its file, where it comes from, and what it must not have seen."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -187,11 +188,11 @@ def test_a_run_gives_every_refiner_its_network(cache, clients, quiet, monkeypatc
     monkeypatch.setattr(photos, "NUMBER", 20)
     monkeypatch.setattr(evaluators, "EvaluatorTraining", lambda: QUICK)
     chain = evaluators.prepared(client_defenses.build("refiner(eps=0.1) + prune"), clients, console=quiet)
-    path = chain.parts[0].evaluator
-    assert evaluation.load(path).facts.data == "photos"
+    name = chain.parts[0].evaluator
+    assert evaluation.load(name).facts.data == "photos"
     assert chain.parts[0].eps == 0.1
     assert chain.parts[1] == client_defenses.build("prune")
-    alone = client_defenses.build(f"refiner(evaluator='{path}')")
+    alone = client_defenses.build(f"refiner(evaluator='{name}')")
     assert evaluators.prepared(alone, clients, console=quiet) is alone
     plain = client_defenses.build("none")
     assert evaluators.prepared(plain, clients) is plain
@@ -203,6 +204,27 @@ def test_a_run_gives_every_refiner_its_network(cache, clients, quiet, monkeypatc
     evaluation.save(evaluation.train(photos.pieces((3, 12, 12), 9), QUICK, f"{data.load(clients).name}/train"), own)
     with pytest.raises(EvaluatorError, match="must not learn"):
         evaluators.prepared(replace(alone, evaluator=str(own)), clients)
+
+
+def test_a_name_holds_after_a_move_to_another_home(cache, clients, quiet, monkeypatch, tmp_path):
+    monkeypatch.setattr(photos, "NUMBER", 20)
+    monkeypatch.setattr(evaluators, "EvaluatorTraining", lambda: QUICK)
+    before = evaluators.prepared(client_defenses.build("refiner"), clients, console=quiet)
+    assert str(cache) not in before.evaluator
+    there = tmp_path / "another home"
+    shutil.copytree(cache / "evaluators", there / "evaluators")
+    shutil.rmtree(cache / "evaluators")
+    monkeypatch.setenv("THORNS_DATA", str(there))
+    assert evaluation.load(before.evaluator).facts.shape == (3, 12, 12)
+    assert evaluators.prepared(client_defenses.build("refiner"), clients, console=quiet) == before
+    monkeypatch.setenv("THORNS_DATA", str(cache))
+    with pytest.raises(EvaluatorError, match="cannot be read"):
+        evaluation.load(before.evaluator)
+    assert evaluation.load(there / "evaluators" / f"{before.evaluator}.safetensors").facts.shape == (
+        3,
+        12,
+        12,
+    )  # a path works too
 
 
 def test_the_command(cache, clients, monkeypatch, tmp_path):
