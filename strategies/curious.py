@@ -61,16 +61,16 @@ class Curious(Strategy):
         self.on_capture = on_capture
         self.lost = 0
         """Observations that could not be written."""
-        self._params: Tensors = {}
-        self._copied: Tensors = {}
-        self._asked: set[int] = set()
+        self._sent: dict[int, Tensors] = {}
+        """Node -> the weights that it was sent in this round, one object where they are the same."""
+        self._copied: dict[int, Tensors] = {}
         self._numbers: dict[int, int] = {}
         self._said: set[str] = set()
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Delegate, and remember which weights were sent to whom."""
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        self._asked = set()
+        self._sent = {}
         try:
             for node in sorted(message.metadata.dst_node_id for message in messages):
                 self._numbers.setdefault(node, len(self._numbers))
@@ -83,7 +83,7 @@ class Curious(Strategy):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Keep what the valid replies show, then delegate with the same replies."""
         replies = list(replies)
-        if self._asked:
+        if self._sent:
             try:
                 self._watch(server_round, replies)
             except Exception as error:
@@ -124,16 +124,13 @@ class Curious(Strategy):
         if not sent:
             return
         usual = arrays if any(record is arrays for record in sent.values()) else sent[min(sent)]
-        self._params = to_tensors(usual)
+        shared = to_tensors(usual)
         for node, record in sent.items():
-            # A round's captures share one set of weights; a client that was sent others cannot be among them.
-            if record is usual or _equal(to_tensors(record), self._params):
-                self._asked.add(node)
-            else:
-                self._complain(f"round {server_round}, node {node} is not captured", "it was sent weights of its own")
-                if self.visibility == "aggregate":
-                    self._asked.clear()  # the sum over the others is not what the server sees
-                    return
+            own = shared if record is usual else to_tensors(record)
+            self._sent[node] = shared if own is shared or _equal(own, shared) else own
+        if self.visibility == "aggregate" and any(own is not shared for own in self._sent.values()):
+            self._complain(f"round {server_round} is not captured", "an aggregate over different weights explains no example")
+            self._sent = {}
 
     def _watch(self, server_round: int, replies: list[Message]) -> None:
         """Turn the replies into observations, by client."""
@@ -151,8 +148,9 @@ class Curious(Strategy):
         found = [seen[client] for client in sorted(seen)]
         if self.visibility == "aggregate" and found:
             found = [aggregate(found)]
-        if found and self.on_capture is not None:
-            self._copied = own(self._params)
+        if self.on_capture is not None:
+            self._copied = {id(one.params): one.params for one in found}
+            self._copied = {key: own(params) for key, params in self._copied.items()}
         for observation in found:
             try:
                 self._keep(observation)
@@ -161,18 +159,19 @@ class Curious(Strategy):
 
     def _observe(self, server_round: int, client: int, message: Message) -> Observation:
         node = message.metadata.src_node_id
-        if node not in self._asked:
-            raise Rejected("it was not asked with the weights of this round")
+        if node not in self._sent:
+            raise Rejected("it was not asked in this round")
+        params = self._sent[node]
         # What other strategies' clients count is theirs to say.
         most = self.rule.num_examples if isinstance(self.strategy, FedSGD) else MOST_EXAMPLES
-        brought, number = read_update(message, self._params, most, getattr(self.strategy, "weighted_by_key", "num-examples"))
-        update = {name: brought[name] for name in self._params}
+        brought, number = read_update(message, params, most, getattr(self.strategy, "weighted_by_key", "num-examples"))
+        update = {name: brought[name] for name in params}
         if self.payload == "weights":
-            update = {name: _difference(value, self._params[name]) for name, value in update.items()}
+            update = {name: _difference(value, params[name]) for name, value in update.items()}
         if not all(finite(value) for value in update.values()):
             raise Rejected("its update has values that are not finite")
         return Observation(
-            params=self._params,
+            params=params,
             update=update,
             rule=self.rule,
             num_examples=number,
@@ -191,7 +190,7 @@ class Curious(Strategy):
             self._complain("a capture is lost, later ones are tried again", reason, str(error))
         if self.on_capture is not None:
             # Copies: what is done with them must not reach training.
-            self.on_capture(replace(observation, params=self._copied, update=own(observation.update)))
+            self.on_capture(replace(observation, params=self._copied[id(observation.params)], update=own(observation.update)))
 
 
 def own(tensors: Tensors) -> Tensors:

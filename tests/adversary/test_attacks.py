@@ -7,24 +7,26 @@ import torch
 
 import adversary
 import client_defenses
-from adversary import AttackError, Knowledge
+from adversary import AttackError
 from adversary.labels import infer
-from adversary.lbfgs import BatchedLBFGS
 from adversary.objectives import cosine, squared_l2
-from adversary.optimizers import Adam
-from adversary.priors import batchnorm_statistics, group_consistency, total_variation
+from adversary.priors import group_consistency, total_variation
+from adversary.search.lbfgs import BatchedLBFGS
+from adversary.search.optimizers import Adam
 from client_defenses import Defense
 from fl_app import data
 from fl_app.core.local import LocalRule
-from helpers.attacks import attack, digits, psnr, seen_of
+from fl_app.core.observation import Knowledge
+from fl_app.models.statistics import batchnorm_statistics
+from helpers.attacks import attack, digits, informed, psnr, seen_of
 
 QUICK = {
     "cosine_lbfgs": "cosine_lbfgs(iterations=150)",
     "dlg": "dlg(iterations=300, restarts=1)",
     "grad_inversion": "grad_inversion(iterations=150, seeds=2, lr=0.1)",
-    "gradient_matching": "gradient_matching(optimizer='lbfgs', lr=1, iterations=150, init='uniform', boxed=False)",
     "idlg": "idlg(iterations=200, restarts=1)",
     "inverting_gradients": "inverting_gradients(iterations=300, signed=False, init='uniform')",
+    "matching": "matching(optimizer=lbfgs(iterations=150), space=pixels(init=uniform, boxed=False))",
 }
 
 
@@ -55,9 +57,9 @@ def test_every_attack_is_seeded_and_does_not_depend_on_company(name):
     )
     together, again = attack(text, seen, task), attack(text, seen, task)
     assert torch.equal(together.x, again.x)
-    rng = torch.Generator().manual_seed(0)
-    alone = [adversary.build(text)([one], task, rng) for one in seen]
-    torch.testing.assert_close(torch.cat([one.x for one in alone]), together.x, rtol=1e-3, atol=2e-3)
+    alone = torch.cat([attack(text, [one], task).x for one in reversed(seen)]).flip(0)
+    # The draws are the same; convolutions over other numbers of targets round in other ways, which steps carry on.
+    torch.testing.assert_close(alone, together.x, rtol=1e-3, atol=1e-2)
     assert not torch.equal(attack(text, seen, task, seed=1).x, together.x)
 
 
@@ -73,7 +75,7 @@ def test_a_batch_is_rebuilt_with_inferred_labels():
     x, y = digits(1, 3)
     seen, task = seen_of(x, y)
     guess = attack(
-        "gradient_matching(optimizer='lbfgs', lr=1, iterations=800, init='uniform', boxed=False, labels='count')", seen, task
+        "matching(optimizer=lbfgs(iterations=800), space=pixels(init=uniform, boxed=False), labels=count)", seen, task
     )
     assert torch.equal(guess.y.sort(1).values, y.sort(1).values)
     best = [max(psnr(guess.x[:, i : i + 1], x[:, j : j + 1]).item() for i in range(3)) for j in range(3)]
@@ -85,7 +87,7 @@ def test_local_steps_are_unrolled():
     x, y = digits(1, 2)
     rule = LocalRule(kind="delta", batch_size=1, steps=4, lr=0.02, examples=2)
     seen, task = seen_of(x, y, rule, knowledge=Knowledge(labels=y[0]))
-    text = "gradient_matching(optimizer='lbfgs', lr=1, iterations=200, init='uniform', boxed=False, labels='given')"
+    text = "matching(optimizer=lbfgs(iterations=200), space=pixels(init=uniform, boxed=False), labels=given)"
     unrolled = attack(text, seen, task)
     taken = {name: -value / (rule.lr * rule.steps) for name, value in seen[0].update.items()}
     naive = attack(text, [dataclasses.replace(seen[0], update=taken, rule=LocalRule(batch_size=2))], task)
@@ -128,8 +130,8 @@ def test_what_was_not_granted_is_refused():
     seen, task = seen_of(x, y)
     for text, hint in (
         ("idlg(labels='given')", "grant labels"),
-        ("idlg(through=True)", "grant defense"),
-        ("idlg(bn=1.0)", "grant statistics"),
+        ("matching(observers=[expected])", "grant defense"),
+        ("grad_inversion(bn=1.0)", "grant statistics"),
     ):
         with pytest.raises(AttackError, match=hint):
             attack(text, seen, task)
@@ -146,7 +148,7 @@ def test_incompatible_observations_and_impossible_settings_are_refused():
         ([], "idlg", "nothing to attack"),
         ([seen[0], other], "idlg", "in groups"),
         ([other], "idlg", "sign rule"),
-        (seen, "idlg(ignore=['conv', 'fc'])", "leaves nothing"),
+        (seen, "matching(objective=ignoring(l2, layers=['conv', 'fc']))", "leaves nothing"),
     ):
         with pytest.raises(AttackError, match=hint):
             attack(text, bad, task)
@@ -157,8 +159,8 @@ def test_the_last_layer_can_be_left_out_of_the_match():
     seen, task = seen_of(x, y)
     spoiled = {name: value + 100 * name.startswith("fc") for name, value in seen[0].update.items()}
     muted = [dataclasses.replace(seen[0], update=spoiled, knowledge=Knowledge(labels=y[0]))]
-    text = "gradient_matching(optimizer='lbfgs', lr=1, iterations=500, init='uniform', boxed=False, labels='given', ignore={})"
-    blocked, open_ = (attack(text.format(ignore), muted, task) for ignore in ("[]", "['last']"))
+    text = "matching(objective={}, optimizer=lbfgs(iterations=500), space=pixels(init=uniform, boxed=False), labels=given)"
+    blocked, open_ = (attack(text.format(objective), muted, task) for objective in ("l2", "ignoring(l2, layers=['last'])"))
     assert psnr(open_.x, x).item() > psnr(blocked.x, x).item() + 3
 
 
@@ -179,10 +181,10 @@ def test_an_attack_can_go_through_a_granted_defense(monkeypatch):
     seen, task = seen_of(x, y)
     protected = Halve().transform(seen[0].update, None)
     granted = [dataclasses.replace(seen[0], update=protected, knowledge=Knowledge(defense="halve"))]
-    naive, adaptive = (
-        attack(f"idlg(iterations=500, restarts=1, through={through})", granted, task) for through in (False, True)
-    )
-    assert psnr(adaptive.x, x).item() > psnr(naive.x, x).item() + 3
+    text = "idlg(iterations=500, restarts=1)"
+    told = {one.name: one.attack for one in informed(text, "halve")}
+    assert list(told) == ["expected", "noise-proof"]  # for a defense that nobody wrote an attacker for
+    assert psnr(attack(told["expected"], granted, task).x, x).item() > psnr(attack(text, granted, task).x, x).item() + 3
 
 
 def test_granted_batchnorm_statistics_are_used():
@@ -208,10 +210,10 @@ def test_objectives_and_priors():
 
 def test_adam_is_torchs():
     z = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
-    ours, theirs = Adam(0.1, 100, False), torch.nn.Parameter(z.clone())
+    ours, theirs = Adam(lr=0.1, iterations=100).start(), torch.nn.Parameter(z.clone())
     optimizer = torch.optim.Adam([theirs], lr=0.1)
     for _ in range(20):
-        (moved,) = ours.step([z], [z.cos() * z], torch.zeros(2, 3))
+        moved = ours.step({"z": z}, {"z": z.cos() * z}, torch.zeros(2, 3))["z"]
         theirs.grad = (theirs.cos() * theirs).detach()
         optimizer.step()
         z = moved
@@ -226,6 +228,6 @@ def test_lbfgs_solves_each_of_many_problems():
         z = point.detach().requires_grad_()
         loss = (1 - z[:, 0]) ** 2 + 100 * (z[:, 1] - z[:, 0] ** 2) ** 2
         loss = torch.where(z[:, 0].abs() > 6, torch.nan, loss)
-        (slope,) = torch.autograd.grad(loss.nansum(), z)
-        point = lbfgs.step(point, loss.detach(), slope)
+        (gradient,) = torch.autograd.grad(loss.nansum(), z)
+        point = lbfgs.step(point, loss.detach(), gradient)
     torch.testing.assert_close(lbfgs._point, torch.ones_like(point), rtol=1e-4, atol=1e-4)

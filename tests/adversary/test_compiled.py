@@ -4,15 +4,16 @@ import pytest
 import torch
 
 import adversary
-from adversary import Observation, Task
-from adversary.problem import Problem
+from adversary.search.problem import Problem
 from fl_app import models
 from fl_app.core.local import LocalRule, local_update
+from fl_app.core.observation import Observation, Task
+from fl_app.core.space import Images
 
 
 @pytest.mark.parametrize("labels", ["rows", "joint"])
 @pytest.mark.parametrize("seed", [0, 1])  # the second one meets the graph of the first, and brings data of its own
-def test_losses_and_slopes_are_the_same(labels, seed):
+def test_losses_and_gradients_are_the_same(labels, seed):
     rng = torch.Generator().manual_seed(seed)
     model = models.build("linear", (1, 8, 8), 3, seed=1)
     params, rule = models.parameters_of(model), LocalRule(batch_size=1)
@@ -21,14 +22,14 @@ def test_losses_and_slopes_are_the_same(labels, seed):
         Observation(params=params, update=local_update(model, params, a, b, rule), rule=rule, num_examples=1, server_round=1)
         for a, b in zip(x, y, strict=True)
     ]
-    classes = list(y)
+    classes = None if labels == "joint" else list(y)
 
     def step(compiled):
-        attack = adversary.build(f"inverting_gradients(labels='{labels}', compiled={compiled})")
+        attack = adversary.build(f"inverting_gradients(labels='{labels}', compiled={compiled})").matching()
         streams = [torch.Generator().manual_seed(number) for number in range(2)]
-        problem = Problem(attack, [(one,) for one in seen], Task(model, (1, 8, 8), 3), streams, classes)
-        loss, slopes = problem.slopes(*problem.draw())
-        return [loss, *slopes]
+        problem = Problem(attack, [(one,) for one in seen], Task(model, Images((1, 8, 8)), 3), streams, classes)
+        loss, gradients = problem.gradients(problem.draw())
+        return [loss, *gradients.values()]
 
     plain, compiled = step(False), step(True)
     assert len(plain) == len(compiled) == (3 if labels == "joint" else 2)

@@ -5,14 +5,28 @@ import torch
 from torch.func import functional_call, vmap
 
 import adversary
-from adversary.latent_attack import informed_model, with_mean_noise
+from adversary.informed.latent_perturbation import MeanLatent, with_mean_noise
 from client_defenses import Memory, build
 from client_defenses.latent_perturbation import LatentPerturbation
 from client_defenses.tools.cut import passed
 from fl_app import models
 from fl_app.core.local import LocalRule
 from fl_app.core.observation import Knowledge, Observation, Task
+from fl_app.core.space import Images
 from helpers.latent import SHAPE, step_of
+
+
+def informed_model(step, defense):
+    """The model of an attacker who was told the defense."""
+    seen = Observation(
+        params=step.params,
+        update=step.params,
+        rule=LocalRule(),
+        num_examples=1,
+        server_round=1,
+        knowledge=Knowledge(defense=defense),
+    )
+    return MeanLatent().model(step.model, seen, Task(step.model, Images(SHAPE), 5))
 
 
 @pytest.fixture
@@ -22,8 +36,7 @@ def step(rng):
 
 def test_who_knows_the_noise_matches_at_its_mean(step):
     sent = LatentPerturbation(alpha=0.0, mu=0.7, sigma=0.0).protect(step, Memory.fresh(0))
-    task = Task(step.model, SHAPE, 5)
-    informed = informed_model(task, "prune(ratio=0.1) + latent_perturbation(mu=0.7)")
+    informed = informed_model(step, "prune(ratio=0.1) + latent_perturbation(mu=0.7)")
     assert models.parameters_of(informed).keys() == step.params.keys()
     assert hasattr(informed, "normalize")
     found = step._replace(model=informed).differentiable_gradient()
@@ -37,7 +50,7 @@ def test_who_knows_the_noise_matches_at_its_mean(step):
     logits, _ = passed(step.model, step.params, step.x, "net.act3", lambda z: z + mu)
     many = vmap(lambda x: functional_call(moved, step.params, (x,)))(step.x[None].expand(2, -1, -1, -1, -1))
     torch.testing.assert_close(many, logits.expand(2, -1, -1))
-    assert informed_model(task, "prune + none") is step.model
+    assert informed_model(step, "prune + none") is step.model
 
 
 def test_the_mean_of_the_noise_hides_nothing_from_who_knows_it(rng):
@@ -54,9 +67,10 @@ def test_the_mean_of_the_noise_hides_nothing_from_who_knows_it(rng):
         )
         for i in range(3)
     ]
-    task, attack = Task(step.model, SHAPE, 5), adversary.build("cosine_lbfgs(labels='given', tv=0.0, iterations=150)")
+    task, naive = Task(step.model, Images(SHAPE), 5), adversary.build("cosine_lbfgs(labels='given', tv=0.0, iterations=150)")
     errors = []
-    for model in (task.model, informed_model(task, defense)):
-        guess = attack(seen, Task(model, SHAPE, 5), torch.Generator().manual_seed(0))
+    (told,) = naive.informed(defense, adversary.Facts())
+    for attack in (naive, told.attack):
+        guess = attack(seen, task, 0)
         errors.append((guess.x[:, 0] - step.x[:3]).square().mean().item())
     assert errors[1] < 0.5 * errors[0]

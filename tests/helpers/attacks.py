@@ -1,11 +1,11 @@
 """Updates of real digits, attacks on them, and how close they come."""
 
-import torch
-
 import adversary
-from adversary import Observation, Task
+from adversary import Facts
 from fl_app import data, models
 from fl_app.core.local import LocalRule, local_update
+from fl_app.core.observation import Observation, Task
+from fl_app.core.space import Images
 
 SHAPE = (1, 28, 28)
 
@@ -26,7 +26,7 @@ def seen_of(x, y, rule=None, model_text="lenet", **more):
         )
         for i, (a, b) in enumerate(zip(x, y, strict=True))
     ]
-    return seen, Task(model, SHAPE, 10)
+    return seen, Task(model, Images(SHAPE), 10)
 
 
 def digits(targets, examples, start=0):
@@ -38,5 +38,16 @@ def psnr(a, b):
     return -10 * (a - b).square().flatten(2).mean(-1).log10()
 
 
-def attack(text, seen, task, seed=0):
-    return adversary.build(text)(seen, task, torch.Generator().manual_seed(seed))
+def attack(what, seen, task, seed=0):
+    """The answer of an attack, given as a spec or as an object."""
+    return (adversary.build(what) if isinstance(what, str) else what)(seen, task, seed)
+
+
+def informed(text, defense, **facts):
+    """All that an attack becomes once it knows a defense."""
+    return adversary.build(text).informed(defense, Facts(**facts))
+
+
+def adapted(text, defense, **facts):
+    """The first informed attack on a defense; None if nothing changes."""
+    return next((one.attack for one in informed(text, defense, **facts) if one.attack is not None), None)
