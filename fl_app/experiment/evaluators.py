@@ -1,10 +1,7 @@
 """Evaluation networks for Refiner: trained on public images, never on the clients', and kept in the cache."""
 
-import fcntl
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +18,7 @@ from client_defenses.tools import evaluator as evaluation
 from client_defenses.tools.evaluator import EvaluatorError, EvaluatorFacts, EvaluatorTraining, ImageShape
 from fl_app import data
 from fl_app.data import photos
+from fl_app.store.locks import alone
 
 PHOTOS = "photos"
 """The public images that are on every machine, and so the default: a run shall not depend on what can be downloaded."""
@@ -128,19 +126,10 @@ def ensure(
     refuse_same(facts, clients, split)
     path = path_of(facts)
     if not path.exists():
-        with _alone(path):
+        with alone(path.with_suffix(".lock")):  # many clients start at once, and one of them shall train
             if not path.exists():  # another process may have made it meanwhile
                 _make(facts, found, path, console or Console(stderr=True))
     return path
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Hold a lock beside a file: many clients start at once, and one of them shall train."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _make(facts: EvaluatorFacts, public: PublicImages, path: Path, console: Console) -> None:
