@@ -73,6 +73,7 @@ class Captures:
         """Keep the weights that a client was sent: once for a round, or beside it where they are a client's own."""
         shared = self._round(server_round) / MODEL
         if self._last is not None and self._last[0] == shared and self._last[1] is params:
+            self._forget_own(server_round, client)
             return shared
         with _naming(shared):
             parts, checksum = sealed.seal(params, model_notes(server_round))
@@ -84,7 +85,12 @@ class Captures:
         self._written[path] = checksum
         if path == shared:
             self._last = shared, params
+            self._forget_own(server_round, client)
         return path
+
+    def _forget_own(self, server_round: int, client: int) -> None:
+        """Delete weights of a client's own that a run which was broken off may have left."""
+        self.weights_of(server_round, client).unlink(missing_ok=True)
 
     def weights_of(self, server_round: int, client: int) -> Path:
         """Where the weights of one client are kept if they are not those of its round."""

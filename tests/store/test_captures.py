@@ -114,12 +114,28 @@ def test_what_could_not_be_read_is_not_written(tmp_path, rng, change, reason):
     assert not captures.paths()
 
 
-def test_a_round_has_one_set_of_weights(tmp_path, rng):
+def test_weights_are_kept_once_for_a_round_and_beside_it_for_a_client_that_was_sent_others(tmp_path, rng):
+    captures = Captures(tmp_path)
+    shared = observation(rng).params
+    written = [observation(rng, client=0, params=shared), observation(rng, client=1), observation(rng, client=2, params=shared)]
+    for one in written:
+        captures.write(one)
+    names = {path.name for path in (tmp_path / "round-0001").glob("*weights*")}
+    assert names == {"weights-01.safetensors"}
+    seen, damaged = captures.read_all()
+    assert damaged == []
+    assert all(equal(a, b) for a, b in zip(written, seen, strict=True))
+    assert seen[0].params is seen[2].params  # 64 targets of a large model shall not hold 64 copies
+    Captures(tmp_path).write(observation(rng, client=1, params=shared))  # a resumed run that sends all the same
+    seen, damaged = captures.read_all()
+    assert [one.client for one in seen] == [0, 1, 2]
+    assert damaged == []
+
+
+def test_an_update_on_other_weights_than_those_of_its_round_is_refused(tmp_path, rng):
     captures = Captures(tmp_path)
     captures.write(observation(rng, client=0))
-    with pytest.raises(CaptureError, match=r"model\.safetensors: it already holds other weights"):
-        captures.write(observation(rng, client=1))
-    Captures(tmp_path).write(observation(rng, client=1))
+    Captures(tmp_path).write(observation(rng, client=1))  # another run, into the same folder
     seen, damaged = captures.read_all()
     assert [one.client for one in seen] == [1]
     assert "other weights" in damaged[0].reason
@@ -217,7 +233,7 @@ def test_hostile_files_are_refused_by_name(tmp_path, rng):
     seen = observation(rng, params=params)
     path = captures.write(seen)
     captures.write(neighbour)
-    good, model = path.read_bytes(), captures._written[1]
+    good, model = path.read_bytes(), next(iter(captures._written.values()))
     count = 0
     for kind, content in hostile_files(good, seen, model, random.Random(3)):
         path.write_bytes(content)

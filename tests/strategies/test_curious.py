@@ -181,7 +181,7 @@ def test_a_strategy_that_is_not_ours(tmp_path, visibility):
     assert all(one.update["count"] == 1 for one in seen if one.server_round == 1)  # FedAvg then makes it a float
 
 
-def test_clients_that_are_sent_other_weights_are_not_mixed_in(tmp_path, caplog):
+def test_clients_that_are_sent_other_weights_are_captured_with_them(tmp_path, caplog):
     class Targeted(FedAvg):
         def configure_train(self, server_round, arrays, config, grid):
             for message in super().configure_train(server_round, arrays, config, grid):
@@ -190,12 +190,12 @@ def test_clients_that_are_sent_other_weights_are_not_mixed_in(tmp_path, caplog):
                     message = Message(other, 2, "train")
                 yield message
 
-    for visibility, expected in (("individual", {1, 3}), ("aggregate", set())):
+    for visibility, expected in (("individual", {1: 0.0, 2: 9.0, 3: 0.0}), ("aggregate", {})):
         captures = Captures(tmp_path / visibility)
         hook = Curious(Targeted(fraction_evaluate=0.0), captures, DELTA, payload="weights", visibility=visibility)
         hook.start(InlineGrid(fedavg_app(), 3, {}), ArrayRecord({"w": torch.zeros(2)}), num_rounds=1)
-        assert {one.node_id for one in captures.read_all()[0]} == expected
-    assert "weights of its own" in caplog.text
+        assert {one.node_id: one.params["w"][0].item() for one in captures.read_all()[0]} == expected
+    assert "different weights" in caplog.text
 
 
 def test_the_settings_of_the_hook_are_checked(tmp_path):
