@@ -5,6 +5,10 @@ import sys
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Some CPUs announce AMX that their hypervisor keeps from them: half precision then dies. Before torch is imported, and for
+# child processes and Ray workers too; ONEDNN_MAX_CPU_ISA=ALL tests without the cap.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+os.environ.pop("THORNS_ALLOW", None)  # tests allow what they need
 # Test processes share the cores: threads that spin while they wait slow each other down by large factors.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")

@@ -1,7 +1,9 @@
 """`thorns list` and `thorns data`: what there is, and which data sets are here."""
 
+import importlib
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -9,6 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from fl_app.cli.permissions import typed
+
+if TYPE_CHECKING:
+    from client_defenses import Defense
 
 # Heavy modules are imported inside the commands, so that --help answers at once.
 
@@ -24,50 +29,95 @@ class Kind(StrEnum):
     defenses = "defenses"
     models = "models"
     datasets = "datasets"
+    metrics = "metrics"
     partitions = "partitions"
     optimizers = "optimizers"
     engines = "engines"
     settings = "settings"
 
 
+PLUGGED = {
+    Kind.attacks: "attack",
+    Kind.defenses: "defense",
+    Kind.models: "model",
+    Kind.datasets: "data set",
+    Kind.metrics: "metric",
+}
+"""What installed packages can add to, by the word that specs have for it."""
+
+
+REGISTRIES = {
+    Kind.attacks: ("adversary", "ATTACKS"),
+    Kind.defenses: ("client_defenses", "DEFENSES"),
+    Kind.models: ("fl_app.models", "MODELS"),
+    Kind.datasets: ("fl_app.data", "DATASETS"),
+    Kind.metrics: ("fl_app.scoring.metrics", "METRICS"),
+    Kind.partitions: ("fl_app.data.partitions", "PARTITIONS"),
+    Kind.optimizers: ("strategies.optimizers", "OPTIMIZERS"),
+}
+"""Modules by name: each is imported only when it is listed."""
+
+
 def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List what a setting can be, with its own settings and their defaults."""
-    import adversary
-    import client_defenses
-    from adversary.adaptive import PAIRS
-    from fl_app import engines, models
+    """List what a setting can be, with its own settings and their defaults; also what installed packages bring."""
+    from fl_app import engines
     from fl_app.core import spec
-    from fl_app.data import DATASETS
-    from fl_app.data.partitions import PARTITIONS
     from fl_app.experiment.config import Experiment
-    from strategies.optimizers import OPTIMIZERS
 
     table = Table("name", "settings", "what it is", box=None, header_style="bold")
-    registries: dict[Kind, Any] = {
-        Kind.attacks: adversary.ATTACKS,
-        Kind.defenses: client_defenses.DEFENSES,
-        Kind.models: models.MODELS,
-        Kind.datasets: DATASETS,
-        Kind.partitions: PARTITIONS,
-        Kind.optimizers: OPTIMIZERS,
-    }
     if kind is Kind.defenses:
         table = Table("name", "what it is; its settings; what an attacker does who knows it", box=None, header_style="bold")
-        for name, factory in client_defenses.DEFENSES.items():
-            settings, words = spec.describe(factory)
-            lines = [words, f"[dim]{escape(settings)}[/dim]", f"[italic]attacker: {PAIRS[name].why}[/italic]"]
+        for name, defense in _registry(kind).items():
+            lines = _defense(defense)
             table.add_row(name, "\n".join(line for line in lines if line), end_section=True)
-    elif kind in registries:
-        for name, factory in registries[kind].items():
-            table.add_row(name, *spec.describe(factory))
+    elif kind is Kind.metrics:
+        for name, metric in _registry(kind).items():
+            table.add_row(name, "", f"{metric.title}{f' in {metric.unit}' if metric.unit else ''}")
     elif kind is Kind.engines:
         for name, text in engines.ENGINES.items():
             table.add_row(name, "", text)
-    else:
+    elif kind is Kind.settings:
         table = Table("name", "default", "what it is", box=None, header_style="bold")
         for name, value in Experiment().run_config().items():
             table.add_row(name, repr(value), Experiment.model_fields[name.replace("-", "_")].description)
+    else:
+        for name, factory in _registry(kind).items():
+            table.add_row(name, *map(escape, spec.describe(factory)))
     console.print(table)
+    if kind in PLUGGED:
+        _say_installed(PLUGGED[kind], _registry(kind))
+
+
+def _registry(kind: Kind) -> Mapping[str, Any]:
+    """What is registered of a kind."""
+    module, name = REGISTRIES[kind]
+    found: Mapping[str, Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _defense(kind: "type[Defense]") -> list[str]:
+    from adversary.informed import words
+    from fl_app.core import spec
+
+    settings, about = spec.describe(kind)
+    return [escape(about), f"[dim]{escape(settings)}[/dim]", f"[italic]attacker: {escape(words(kind))}[/italic]"]
+
+
+def _say_installed(word: str, ours: Mapping[str, Any]) -> None:
+    """What installed packages registered: each on a line, with its package, also if it cannot be used."""
+    from fl_app.core import plugins, spec
+
+    for name in sorted(plugins.registered(word)):
+        package = " and ".join(plugins.packages(word, name))
+        try:
+            factory = None if name in ours else plugins.find(word, name)
+            about = (
+                "not used: one of ours has that name" if factory is None else "; ".join(filter(None, spec.describe(factory)))
+            )
+        except spec.SpecError as error:
+            about = str(error)
+        console.print(f"{name} [bold](from the package {package})[/bold]: {escape(about)}", highlight=False, soft_wrap=True)
+    console.print(f"Your own {word} needs no place here: name it as module:Name (see docs/plugins.md)", highlight=False)
 
 
 @data_app.command("list")
