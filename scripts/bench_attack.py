@@ -17,15 +17,16 @@ import torch
 from torch import Tensor
 
 import adversary
-from adversary import Knowledge, Observation, Task
 from fl_app import data, models
 from fl_app.core.local import LocalRule, local_update
-from fl_app.core.seeds import generator
+from fl_app.core.observation import Knowledge, Observation, Task
+from fl_app.core.space import Images
 from fl_app.core.vision import torchvision  # noqa: F401  (breaching imports torchvision: the guard has to come first)
 from fl_app.scoring.images import psnr, ssim
 from fl_app.scoring.matching import match
 
 THREADS = 2
+SEED = 0
 
 
 def targets(
@@ -40,11 +41,16 @@ def targets(
     x, y = x.view(number, examples, *source.input_shape), y.view(number, examples)
     seen = [
         Observation(
-            params=params, update=local_update(model, params, a, b, rule), rule=rule, num_examples=examples, server_round=1
+            params=params,
+            update=local_update(model, params, a, b, rule),
+            rule=rule,
+            num_examples=examples,
+            server_round=1,
+            client=client,  # each target has draws of its own
         )
-        for a, b in zip(x, y, strict=True)
+        for client, (a, b) in enumerate(zip(x, y, strict=True))
     ]
-    return x, y, seen, Task(model, source.input_shape, source.num_classes)
+    return x, y, seen, Task(model, Images(source.input_shape), source.num_classes)
 
 
 def report(name: str, guess: Tensor, x: Tensor, seconds: float) -> Tensor:
@@ -63,7 +69,7 @@ def report(name: str, guess: Tensor, x: Tensor, seconds: float) -> Tensor:
 def ours(name: str, text: str, x: Tensor, seen: list[Observation], task: Task) -> Tensor:
     """Run one of our attacks and report it."""
     began = time.perf_counter()
-    guess = adversary.build(text)(seen, task, generator(0, "bench"))
+    guess = adversary.build(text)(seen, task, SEED)
     return report(name, guess.x, x, time.perf_counter() - began)
 
 
@@ -82,7 +88,7 @@ def quality(first: int) -> None:
     print(f"MNIST, LeNet with DLG's init, batch 1, 100 images of the test set from {first} on")
     x, y, seen, task = targets("mnist", 100, first=first)
     began = time.perf_counter()
-    guess = adversary.build("dlg")(seen, task, generator(0, "bench"))
+    guess = adversary.build("dlg")(seen, task, SEED)
     values = report("dlg", guess.x, x, time.perf_counter() - began)
     close = guess.loss.sqrt() < 0.1
     both = close & (values > 30)
@@ -93,18 +99,14 @@ def quality(first: int) -> None:
     x, y, seen, task = targets("cifar10", 4, 8, rule, first)
     granted = [replace(one, knowledge=Knowledge(labels=labels)) for one, labels in zip(seen, y, strict=True)]
     ours(
-        "inverting_gradients, ours, labels granted",
-        f"inverting_gradients({OURS}, iterations=500, labels='given')",
+        "cosine_lbfgs, labels granted",
+        "cosine_lbfgs(iterations=500, labels='given')",
         x,
         granted,
         task,
     )
-    ours("inverting_gradients, ours, labels inferred", f"inverting_gradients({OURS}, iterations=500)", x, seen, task)
+    ours("cosine_lbfgs, labels inferred", "cosine_lbfgs(iterations=500)", x, seen, task)
     floor(x, y, "cifar10")
-
-
-# The paper's objective and prior with another optimiser and start.
-OURS = "optimizer='lbfgs', lr=1, signed=False, decay=False, boxed=False, init='uniform', tv=1e-3"
 
 
 def breaching(number: int, iterations: int) -> None:
@@ -121,7 +123,7 @@ def breaching(number: int, iterations: int) -> None:
             "ours, no sign, TV 1e-3, U(0,1) start",
             f"inverting_gradients(iterations={iterations}, tv=1e-3, signed=False, init='uniform')",
         ),
-        ("ours, L-BFGS on the cosine, TV 1e-3, U(0,1) start", f"inverting_gradients(iterations={iterations}, {OURS})"),
+        ("ours, L-BFGS on the cosine, TV 1e-3, U(0,1) start", f"cosine_lbfgs(iterations={iterations})"),
     ):
         began = time.perf_counter()
         ours(name, text, x, seen, task)
@@ -141,7 +143,7 @@ def run_breaching(x: Tensor, y: Tensor, seen: list[Observation], task: Task, ite
     setup = {"dtype": torch.float, "device": torch.device("cpu")}
     attacker = package.attacks.prepare_attack(task.model, torch.nn.CrossEntropyLoss(), config, setup)
     facts = SimpleNamespace(
-        shape=list(task.input_shape), modality="vision", classes=10, mean=[0.0] * 3, std=[1.0] * 3, task="classification"
+        shape=list(task.space.shape), modality="vision", classes=10, mean=[0.0] * 3, std=[1.0] * 3, task="classification"
     )
     guesses = []
     began = time.perf_counter()
@@ -166,12 +168,12 @@ def speed(iterations: int) -> None:
     ):
         began = time.perf_counter()
         for part in parts:
-            adversary.build(text)(part, task, generator(0, "bench"))
+            adversary.build(text)(part, task, SEED)
         rates[name] = sum(len(part) for part in parts) * iterations / (time.perf_counter() - began)
     began = time.perf_counter()
-    adversary.build(f"inverting_gradients(iterations={iterations}, compiled=True)")(seen, task, generator(0, "bench"))
+    adversary.build(f"inverting_gradients(iterations={iterations}, compiled=True)")(seen, task, SEED)
     first, began = time.perf_counter() - began, time.perf_counter()
-    adversary.build(f"inverting_gradients(iterations={iterations}, compiled=True)")(seen, task, generator(0, "bench"))
+    adversary.build(f"inverting_gradients(iterations={iterations}, compiled=True)")(seen, task, SEED)
     again = time.perf_counter() - began
     rates["the same, compiled"] = len(seen) * iterations / again
     print(f"  to compile: {first - again:.0f} s")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fl_app import engines
+from fl_app.attacking.background import beside
 from fl_app.attacking.session import Session
 from fl_app.attacking.worker import InlineWorker, RayWorker
 from fl_app.engines.watcher import Watcher
@@ -110,7 +111,7 @@ def test_a_ray_worker_attacks_beside_the_training(small, engine):
     """With and without it the weights are the same; what it could not finish is still open afterwards."""
     plain = engines.run(small.changed(batch_size=1, rounds=40), "inline", Watcher())
     busy = small.changed(batch_size=1, rounds=40, capture="1-2", attack=IDLG, worker="ray", run_dir=small.run_dir + "2")
-    run = engines.run(busy, engine, Watcher())
+    run = engines.run(busy, engine, Watcher(), make_beside=beside)
     same = [
         torch.equal(a, b)
         for a, b in zip(plain.load_checkpoint().weights.values(), run.load_checkpoint().weights.values(), strict=True)
