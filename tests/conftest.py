@@ -21,7 +21,7 @@ from PIL import Image
 from rich.console import Console
 
 from fl_app.experiment.config import Experiment
-from helpers import foreign_app
+from helpers import foreign_app, plugged
 from helpers.small_sweep import text_of
 
 # In the background of a shell Ctrl-C is ignored, and children inherit that: tests that send it would wait in vain.
@@ -61,6 +61,29 @@ def small(pictures, tmp_path):
         eval_every=3,
         run_dir=str(tmp_path / "run"),
     )
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """Writes a module into the current directory, from where it can be plugged in; nothing is allowed yet.
+
+    It leaves a file `imported` when it is imported.
+    """
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("THORNS_ALLOW", "")
+    names = []
+
+    def write(text=plugged.DEFENSE):
+        names.append(f"outside_{tmp_path.name.rpartition('_')[2]}_{os.getpid()}_{len(names)}_{len(tmp_path.name)}")
+        (here / f"{names[-1]}.py").write_text(plugged.TRACE + text)
+        return names[-1]
+
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture

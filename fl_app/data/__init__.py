@@ -8,8 +8,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from fl_app.core import spec
 from fl_app.core.places import cache_dir
@@ -38,7 +40,11 @@ DATASETS: dict[str, Callable[..., Recipe]] = {
 
 def recipe_of(text: str) -> Recipe:
     """The recipe of a data set spec such as "mnist" or "medmnist(kind='blood')"."""
-    return spec.build_one("data set", text, DATASETS, base=Recipe)
+    recipe = spec.build_one("data set", text, DATASETS, base=Recipe)
+    name = spec.single("data set", text).name
+    if name not in DATASETS and recipe.key in DATASETS:
+        raise DataError(f"{name} is kept under the name '{recipe.key}', which is one of ours: give its recipe another key")
+    return recipe
 
 
 def cached_file(recipe: Recipe) -> Path:
@@ -59,7 +65,25 @@ def _read_checked(recipe: Recipe, folder: Path) -> Arrays:
     arrays = recipe.read(folder)
     if recipe.digest is not None and (found := digest_of(arrays)) != recipe.digest:
         raise ValueError(f"the content has the checksum {found}, not {recipe.digest}")
-    return {name: tensor.contiguous() for name, tensor in arrays.items()}
+    _check_arrays(arrays)
+    return {name: _own(tensor) for name, tensor in arrays.items()}
+
+
+def _check_arrays(arrays: Arrays) -> None:
+    """Refuse what no data set looks like: a plugged-in recipe may read anything."""
+    for split in ("train", "test", *(["val"] if "val_x" in arrays else [])):
+        x, y = arrays.get(f"{split}_x"), arrays.get(f"{split}_y")
+        if x is None or y is None or x.dtype != torch.uint8 or x.ndim != 4 or y.dtype != torch.int64 or y.shape != x.shape[:1]:
+            what = "uint8 (n, channels, height, width) and int64 (n,)"
+            raise DataError(f"{split}_x and {split}_y must be {what}, n at least 1")
+        if not len(y) or int(y.min()) < 0:
+            raise DataError(f"{split}_y must hold at least one class, and none below 0")
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The tensor in memory of its own: one that is part of another cannot be saved."""
+    whole = tensor.contiguous()
+    return whole if whole.untyped_storage().nbytes() == whole.nbytes else whole.clone()
 
 
 def fetch(recipe: Recipe) -> Path:
