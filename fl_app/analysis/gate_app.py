@@ -1,28 +1,33 @@
 """The gate on the captures of somebody's own Flower app: its owner brings what the clients used."""
 
 import hashlib
-import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from adversary.adaptive import informed
-from adversary.base import AttackError
-from fl_app.analysis.gate import Limit, Verdict, judge_attack, perceptual
+import adversary
+from adversary import AttackError, Facts
+from fl_app.analysis.gate import Ruling, judge_attack, perceptual
+from fl_app.analysis.limits import Limits
 from fl_app.analysis.results import AttackResult
-from fl_app.attacking import foreign
-from fl_app.attacking.audit import audit
+from fl_app.attacking import audit, foreign
+from fl_app.attacking.attackers import AT_ONCE, who_of
+from fl_app.attacking.audit import AuditSession
 from fl_app.attacking.jobs import TaskSpec
 from fl_app.attacking.session import folder_name
+from fl_app.attacking.worker import InlineWorker
 from fl_app.core.local import local_update
 from fl_app.core.observation import Key
-from fl_app.scoring.score import score
+from fl_app.scoring.answers import score_answer
+from fl_app.scoring.base import Metric, Tools
+from fl_app.scoring.metrics import METRICS
+from fl_app.scoring.target import lines_of
 from fl_app.store.captures import Captures
 from fl_app.store.files import RunError, load_tensors, write_atomic
-from fl_app.store.reconstructions import guess_path, load_guess
 
 UNEXPLAINED = 0.1
 """From this relative error on, the update is not that of the truth under the stated rule, and a failed attack says nothing."""
@@ -35,31 +40,32 @@ def judge_app(
     path: Path,
     task: TaskSpec,
     defense: str | None,
-    limits: list[Limit],
+    limits: Limits,
     attacks: list[str],
     truth: Path | None,
     *,
     worst: bool,
-) -> Verdict:
+    metrics: Mapping[str, Metric] = METRICS,
+) -> Ruling:
     """Attack the captures of another app, naively and with its defense known, and judge against what its clients used."""
     if truth is None or not attacks:
         raise ValueError(
-            "a guess can only be judged against what the clients used, and nobody but the app's owner has that: "
+            "a reconstruction can only be judged against what the clients used, and nobody but the app's owner has that: "
             "name it with --truth FILE.safetensors, and the attack with --attack SPEC (docs/gate.md)"
         )
     captures = Captures(path / "captures" if (path / "captures").is_dir() else path)
     used, doubts = read_truth(truth, captures, task)
     most, examples = max(Counter(client for _, client in used).values()), min(len(y) for _, y in used.values())
-    whole = Verdict(doubts=[] if defense else doubts)
+    whole = Ruling(doubts=[] if defense else doubts)
     whole.notes.extend(["with a defense, --truth cannot be checked against the updates"] if defense else [])
     whole.notes.extend(f"{one.path} cannot be read: {one.reason}" for one in captures.read_all()[1])
     for text in attacks:
-        told = [one for one in informed(text, defense, rounds=most, examples=examples) if one.attack] if defense else []
+        told = adversary.build(text).informed(defense, Facts(rounds=most, examples=examples)) if defense else []
         sides: list[tuple[str, str, str | None]] = [("naive" if told else "attack", text, None)]
-        sides += [(f"adaptive: {one.name}" if one.name else "adaptive", one.attack or "", defense) for one in told]
+        sides += [(who_of(one), adversary.text_of(one.attack), defense) for one in told if one.attack is not None]
         for who, attack, known in sides:
             try:
-                found = _attack_app(console, captures, task, used, attack, known, perceptual=perceptual(limits))
+                found = _attack_app(console, captures, task, used, attack, known, limits, metrics)
             except AttackError as error:
                 whole.doubts.append(f"{path.name}: {who} {attack}: {error}")
                 continue
@@ -68,41 +74,27 @@ def judge_app(
 
 
 def _attack_app(
-    console: Console, captures: Captures, task: TaskSpec, used: Truth, attack: str, defense: str | None, *, perceptual: bool
+    console: Console,
+    captures: Captures,
+    task: TaskSpec,
+    used: Truth,
+    attack: str,
+    defense: str | None,
+    limits: Limits,
+    metrics: Mapping[str, Metric],
 ) -> AttackResult:
-    """Attack unless it is done, and score beside the guesses; those at other captures are not taken for guesses at these."""
-    rounds, clients = (sorted({key[part] for key in used if key[part] != -1}) for part in (0, 1))
+    """Attack unless it is done, and score beside the reconstructions, which are kept apart by the captures that they are of."""
     seen = (hashlib.sha256(captures.path_of(*key).read_bytes()).hexdigest() for key in sorted(used))
-    out = captures.folder.parent / "attacks" / f"gate-{folder_name(attack, (str(task), str(defense), *seen))}"
-    audit(
-        console,
-        captures.folder,
-        task.model,
-        task.input_shape,
-        task.num_classes,
-        [attack],
-        out=out,
-        rounds=",".join(map(str, rounds)),
-        clients=",".join(map(str, clients)) or "all",
-        normalize=task.normalize,
-        defense=defense,
-    )
-    (folder,) = (path.parent for path in out.glob("*/guesses.jsonl"))
-    lines = []
-    for line in map(json.loads, (folder / "guesses.jsonl").read_text(encoding="utf-8").splitlines()):
-        key = line["round"], line["client"]
-        if key not in used:
-            continue
-        if line["status"] == "done":
-            try:
-                x, y, _, _ = load_guess(guess_path(folder, key))
-                scores = score(x, y, *used[key], perceptual=perceptual)
-                line |= {**scores.row(), "unavailable": scores.unavailable}
-            except ValueError as error:
-                line |= {"status": "failed", "reason": str(error)}
-        lines.append(line)
-    write_atomic(folder / "scores.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    return AttackResult(folder, attack, attack, "attack", ("defense",) if defense else (), lines, {}, None)
+    folder = captures.folder.parent / "attacks" / f"gate-{folder_name(attack, (str(task), str(defense), *seen))}"
+    keys = [key for key in captures.targets() if key in used]
+    audit.check(captures, keys, task, [attack], defense)
+    session = AuditSession(captures, folder, attack, InlineWorker(), task=task, defense=defense)
+    with console.status(attack[:60]):
+        session.work(session.pending(keys), AT_ONCE)
+    tools = Tools(lpips=perceptual(limits))
+    targets = [score_answer(folder, key, used[key], session.failures(), metrics, tools).target for key in keys]
+    write_atomic(folder / "scores.jsonl", lines_of(targets))
+    return AttackResult(folder, attack, attack, "attack", ("defense",) if defense else (), targets, {}, None, {})
 
 
 def read_truth(path: Path, captures: Captures, task: TaskSpec) -> tuple[Truth, list[str]]:

@@ -4,16 +4,21 @@ A damaged file is named in `problems` and left out; nothing is computed here tha
 """
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fl_app.experiment.config import Experiment
 from fl_app.experiment.runs import experiment_of
-from fl_app.scoring.score import Row, Summary, summarize
+from fl_app.scoring.base import Measure
+from fl_app.scoring.metrics import METRICS
+from fl_app.scoring.target import Row, TargetScore, values_of
 from fl_app.store.files import RunError
 from fl_app.store.runs import RunDir
+
+T = TypeVar("T")
 
 
 class AttackResult(NamedTuple):
@@ -25,32 +30,20 @@ class AttackResult(NamedTuple):
     attack: str
     """The attack as it was run."""
     who: str
-    """'attack' (nothing to know), 'naive', or 'adaptive' with the name of a variant."""
+    """'attack' (nothing to know), 'naive', 'informed' or 'informed: ' with the name of a variant."""
     grants: tuple[str, ...]
-    lines: list[dict[str, Any]]
-    """One a target, as in scores.jsonl: round, client, status, metrics, loss, ledger, reason of a failure."""
+    targets: list[TargetScore]
     floors: dict[str, list[Row]]
     """Blind guesses on the same targets; empty for informed attackers, whose naive twin has them."""
     seconds: float | None
+    measures: dict[str, Measure]
+    """Plugged-in metrics, as metrics.json describes them."""
 
     @property
     def ledger(self) -> str:
         """What the attacker was told beyond the protocol."""
-        told = next((line["ledger"] for line in self.lines if line.get("status") == "done"), None)
-        return str(told) if told is not None else ", ".join(self.grants) or "nothing"
-
-    @property
-    def rows(self) -> list[Row | None]:
-        """One a target; None where the attack failed."""
-        return [line if line.get("status") == "done" else None for line in self.lines]
-
-    def summary(self, metric: str) -> Summary:
-        """A metric over the targets; targets that lack it count as unavailable."""
-        return summarize([None if row is None else {metric: row.get(metric)} for row in self.rows], metric)
-
-    def floor(self, name: str, metric: str) -> Summary:
-        """A metric of a blind guess over the same targets."""
-        return summarize([{metric: row.get(metric)} for row in self.floors.get(name, [])], metric)
+        told = next((one.ledger for one in self.targets if one.done), "")
+        return told or ", ".join(self.grants) or "nothing"
 
 
 @dataclass(frozen=True)
@@ -121,6 +114,11 @@ class Study:
     """What repeats it."""
 
     @property
+    def measures(self) -> dict[str, Measure]:
+        """Every metric that there is, and those that were plugged in."""
+        return {**METRICS, **measures_of(self.cells)}
+
+    @property
     def problems(self) -> list[str]:
         """Files that could not be read, over all runs."""
         runs = [run for cell in self.cells for run in (cell.training, cell.attacked) if run is not None]
@@ -133,7 +131,7 @@ def read_run(path: Path) -> RunResult:
     attacks = []
     for folder in sorted((path / "attacks").glob("*/scores.jsonl")):
         try:
-            attacks.append(_attack(folder.parent))
+            attacks.append(read_attack(folder.parent))
         except (ValueError, KeyError, TypeError, OSError) as error:
             problems.append(f"{folder.parent} cannot be read: {type(error).__name__}: {error}")
     environment: dict[str, str] = {}
@@ -146,21 +144,31 @@ def read_run(path: Path) -> RunResult:
     return RunResult(path, experiment_of(run), run.metrics(), attacks, environment, problems)
 
 
-def _attack(folder: Path) -> AttackResult:
+def read_attack(folder: Path) -> AttackResult:
+    """Read what was scored of one attack; ValueError, KeyError, TypeError or OSError if it is damaged."""
     about = _object(folder / "attack.json")
+    for key in ("asked", "attack", "who"):
+        if not isinstance(about.get(key), str):
+            raise ValueError(f"{folder / 'attack.json'}: {key} must be str, not {about.get(key)!r}")
     floors: dict[str, list[Row]] = {}
-    for line in _lines(folder / "floors.jsonl"):
-        floors.setdefault(line.pop("floor"), []).append(line)
-    timing = _lines(folder / "timing.jsonl")
+    for name, row in _each(folder / "floors.jsonl", lambda line: (str(line["floor"]), values_of(line))):
+        floors.setdefault(name, []).append(row)
+    described = folder / "metrics.json"
+    measures = {key: Measure.from_dict(facts) for key, facts in _object(described).items()} if described.exists() else {}
+    targets = _each(folder / "scores.jsonl", TargetScore.from_dict)
+    for key in {key for one in targets for key in one.values} - METRICS.keys() - measures.keys():
+        measures[key] = Measure(title=key, higher_leaks=True, shown="files")  # nobody says what it is
+    timing = _each(folder / "timing.jsonl", lambda line: float(line["seconds"]))
     return AttackResult(
         folder,
         about["asked"],
         about["attack"],
         about["who"],
         tuple(about["grants"]),
-        _lines(folder / "scores.jsonl"),
+        targets,
         floors,
-        sum(line["seconds"] for line in timing) if timing else None,
+        sum(timing) if timing else None,
+        measures,
     )
 
 
@@ -171,13 +179,23 @@ def _object(path: Path) -> dict[str, Any]:
     return found
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    if not all(isinstance(line, dict) for line in lines):
-        raise ValueError(f"{path} does not hold one object a line")
-    return lines
+def _each(path: Path, read: Callable[[dict[str, Any]], T]) -> list[T]:
+    """What is read of each line of a file, if it is there; what cannot be read is named with its line."""
+    found = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], 1):
+        line = json.loads(text)
+        if not isinstance(line, dict):
+            raise ValueError(f"{path} does not hold one object per line")
+        try:
+            found.append(read(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}, entry {number}: {error}") from None
+    return found
+
+
+def measures_of(cells: Iterable[CellResult]) -> dict[str, Measure]:
+    """The metrics of some cells that are not registered, as they were described when they were computed."""
+    return {name: measure for cell in cells for attack in cell.attacks for name, measure in attack.measures.items()}
 
 
 def read_study(path: Path) -> Study:

@@ -1,22 +1,23 @@
 """`thorns attack`: attack captures, score, show."""
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from torch import nn
 
 import adversary
-from fl_app.analysis.contest import Contender, worst
-from fl_app.attacking.attackers import AT_ONCE, informed_of, sessions_of
+from fl_app.analysis.attackers import WORST_OF_ALL, Attacker, worst_informed
+from fl_app.analysis.results import read_attack
+from fl_app.attacking.attackers import AT_ONCE, informed_of, sessions_of, who_of
 from fl_app.attacking.jobs import Outcome
 from fl_app.attacking.session import Session
 from fl_app.attacking.worker import make_worker
-from fl_app.core.local import Tensors
 from fl_app.core.observation import Key
 from fl_app.core.selection import select
 from fl_app.experiment.assets import assets_of
@@ -25,9 +26,22 @@ from fl_app.experiment.evaluators import JUDGING, ensure
 from fl_app.experiment.grants import knowledge_of, parse_grants
 from fl_app.experiment.runs import experiment_of
 from fl_app.scoring.attacks import Scoring
-from fl_app.scoring.score import Summary
+from fl_app.scoring.base import Judge, Measure, Metric
+from fl_app.scoring.metrics import with_plugged
+from fl_app.scoring.score import Summary, success_rate, summarize
 from fl_app.store.files import RunError
 from fl_app.store.runs import RunDir
+
+SUCCESS = 30.0
+"""dB from which on a reconstruction is as good as the image."""
+
+
+class Contender(NamedTuple):
+    """An attack as it was asked for, or the same once it knows the defense, with what it came to."""
+
+    session: Session
+    scoring: Scoring
+    attacker: Attacker
 
 
 def attack_run(
@@ -43,10 +57,11 @@ def attack_run(
     perceptual: bool = True,
     judge: Path | None = None,
     noise_ratio: bool = False,
-    adaptive: bool = True,
+    metrics: Sequence[str] = (),
+    informed: bool = True,
 ) -> None:
     """Attack, score and show; every name is checked before the first attack starts."""
-    run, granted = RunDir.open(path), parse_grants(grants)
+    run, granted, measured = RunDir.open(path), parse_grants(grants), with_plugged(metrics)
     for text in attacks:
         adversary.build(text)
     in_round, of_client = select(rounds, 1, "rounds"), select(clients, 0, "clients")
@@ -65,7 +80,7 @@ def attack_run(
             for key in keys[:1]:
                 knowledge_of(assets, granted, key, None)  # refuse a false grant before any work
             contenders: list[Contender] = []
-            for session in sessions_of(first, keys, adaptive=adaptive):
+            for session in sessions_of(first, keys, informed=informed):
                 _attack(console, session, keys)
                 with _bar(console, "scoring") as bar:
                     task = bar.add_task("", total=len(keys))
@@ -77,13 +92,13 @@ def attack_run(
                         judge=judged_by,
                         evaluator=evaluator,
                         floors=not contenders,  # they are the same for all
+                        metrics=measured,
                     ).run(keys, lambda task=task, bar=bar: bar.advance(task))  # type: ignore[misc]
-                contenders.append(Contender(session, scoring))
+                contenders.append(Contender(session, scoring, Attacker([read_attack(session.folder)])))
             _show(console, contenders)
-            for one in informed_of(first, keys) if adaptive else []:
+            for one in informed_of(first, keys) if informed else []:
                 if one.attack is None:
-                    name = f"adaptive: {one.name}" if one.name else "adaptive"
-                    console.print(f"{name} left out: {one.why_not}", highlight=False, soft_wrap=True)
+                    console.print(f"{who_of(one)} left out: {one.why_not}", highlight=False, soft_wrap=True)
             _picture(console, contenders)
     except KeyboardInterrupt:
         console.print("Stopped. What was finished is kept; the same command goes on.")
@@ -98,7 +113,7 @@ def _spans(captured: list[Key]) -> str:
     return f"captures of rounds {rounds[0]} to {rounds[-1]} and clients {clients[0]} to {clients[-1]}"
 
 
-def _judge(path: Path, experiment: Experiment) -> tuple[nn.Module, Tensors]:
+def _judge(path: Path, experiment: Experiment) -> Judge:
     """The final model of another, undefended run on the same data."""
     run = RunDir.open(path)
     theirs, kept = experiment_of(run), run.load_checkpoint()
@@ -138,16 +153,16 @@ def _attack(console: Console, session: Session, keys: list[Key]) -> None:
         session.work(open_, AT_ONCE, on_done)
 
 
-def _cell(summary: Summary, *, interval: bool) -> str:
-    if summary.mean is None:
-        return "unavailable" if summary.unavailable else "-"
-    if not interval or summary.low is None or summary.high is None:
-        return f"{summary.mean:.3f}"
-    return f"{summary.mean:.3f} ± {(summary.high - summary.low) / 2:.3f}"
+def _number(found: Summary, *, interval: bool) -> str:
+    if found.mean is None:
+        return "unavailable" if found.unavailable else "-"
+    if not interval or found.low is None or found.high is None:
+        return f"{found.mean:.3f}"
+    return f"{found.mean:.3f} ± {(found.high - found.low) / 2:.3f}"
 
 
 def _picture(console: Console, contenders: list[Contender]) -> None:
-    """Naive and adaptive in one picture, if both have guesses of the same targets."""
+    """Naive and informed in one picture, if both have reconstructions of the same targets."""
     first, last = contenders[0].scoring, contenders[-1].scoring
     if first is not last and first.pictured and first.pictured == last.pictured:
         path = contenders[-1].session.folder / "beside-naive.png"
@@ -157,38 +172,60 @@ def _picture(console: Console, contenders: list[Contender]) -> None:
 
 def _show(console: Console, contenders: list[Contender]) -> None:
     first = contenders[0]
-    rows: list[tuple[str, dict[str, Any]]] = [one.scoring.table(one.session.who)[0] for one in contenders]
-    rows += first.scoring.table()[1:]
     for one in contenders:
         note = "" if one.session.who == "attack" else f" {one.session.who}"
         console.print(f"[bold]{one.session.attack}[/bold]{note}", highlight=False, soft_wrap=True)
-    table = Table("", *(who.replace("floor: ", "floor:\n") for who, _ in rows), box=None, header_style="bold")
-    for name in first.scoring.metrics:
-        cells = (_cell(metrics[name], interval=place < len(contenders)) for place, (_, metrics) in enumerate(rows))
-        table.add_row(name, *cells)
-    console.print(table)
-    defense = first.session.experiment.defense
+    console.print(_table([one.attacker for one in contenders], first.scoring.metrics))
     console.print(
-        f"defense: {defense}; the server saw {first.session.experiment.visibility} updates; "
+        f"defense: {first.session.experiment.defense}; the server saw {first.session.experiment.visibility} updates; "
         "mean ± half of the 95 % interval over targets",
         highlight=False,
         soft_wrap=True,
     )
-    missing: dict[str, str] = {}
     for one in contenders:
-        done = [line for line in one.scoring.lines if line["status"] == "done"]
-        failed = len(one.scoring.lines) - len(done)
-        words = f"{len(done)} targets" + (f", {failed} failed" if failed else "")
-        ledger = done[0]["ledger"] if done else "-"
-        missing |= {k: v for line in done for k, v in line["unavailable"].items() if v != "not asked for"}
-        console.print(
-            f"{one.session.who}: {words}; PSNR >= 30 dB: {one.scoring.success():.0%}; granted: {ledger}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        done = [target for target in one.attacker.targets if target.done]
+        words = f"{len(done)} targets" + (f", {one.attacker.failed} failed" if one.attacker.failed else "")
+        ledger = done[0].ledger if done else "-"
+        success = f"PSNR >= {SUCCESS:g} dB: {_success(one.attacker):.0%}; " if one.attacker.mean("psnr") is not None else ""
+        console.print(f"{one.session.who}: {words}; {success}granted: {ledger}", highlight=False, soft_wrap=True)
+        if done and not any(target.values for target in done):
+            console.print("  it answers with scores of candidates: no reconstruction is scored")
         console.print(f"  results: [bold]{os.path.relpath(one.session.folder)}[/bold]", soft_wrap=True)
-    if len(contenders) > 1 and (by_psnr := worst(contenders)) and (by_ssim := worst(contenders, "ssim")):
-        also = "" if by_ssim is by_psnr else f", by SSIM {by_ssim.session.who}"
-        console.print(f"worst for the defense: [bold]{by_psnr.session.who}[/bold] by PSNR{also}", highlight=False)
+    _say_worst(console, contenders)
+    missing = {name: why for one in contenders for each in one.attacker.targets for name, why in each.unavailable.items()}
     for name, reason in missing.items():
         console.print(f"{name} is unavailable: {reason}", highlight=False)
+
+
+def _table(attackers: Sequence[Attacker], metrics: Mapping[str, Metric]) -> Table:
+    """One row per metric: each attacker, the informed figure where somebody knows the defense, and the floors."""
+    floors = attackers[0].floors()
+    told = any(one.informed for one in attackers)
+    heads = [*(one.who for one in attackers), *(["worst\nof all"] if told else []), *(f"floor:\n{name}" for name in floors)]
+    table = Table("", *heads, box=None, header_style="bold")
+    for name, metric in metrics.items():
+        entries = [_number(one.summary(name), interval=True) for one in attackers]
+        if told:
+            found = worst_informed(attackers, name, metric)
+            entries.append("-" if found is None else f"{found.mean(name):.3f}")
+        entries += [_number(summarize(rows, name), interval=False) for rows in floors.values()]
+        table.add_row(name, *entries)
+    return table
+
+
+def _success(attacker: Attacker) -> float:
+    """The share of targets whose mean PSNR reaches 30 dB; failed ones do not."""
+    values = [value for one in attacker.targets if (value := one.values.get("psnr")) is not None]
+    return success_rate(torch.tensor(values), SUCCESS, failed=len(attacker.targets) - len(values))
+
+
+def _say_worst(console: Console, contenders: list[Contender]) -> None:
+    """The informed figures and whose they are."""
+    attackers, found = [one.attacker for one in contenders], []
+    measures: dict[str, Measure] = {key: one for key, one in contenders[0].scoring.metrics.items() if one.shown == "tables"}
+    for name, measure in measures.items():
+        one = worst_informed(attackers, name, measure)
+        if one is not None:
+            found.append(f"{measure.title} {measure.text(one.mean(name))} {measure.unit}".rstrip() + f" by {one.who}")
+    if found:
+        console.print(f"informed figures ({WORST_OF_ALL}): [bold]{', '.join(found)}[/bold]", highlight=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from fl_app.cli.deploy import app as deploy_app
 from fl_app.cli.doctor import doctor
 from fl_app.cli.listing import data_app, list_
 from fl_app.cli.new import new_app
-from fl_app.cli.options import Attacks, Classes, InputShape, Mean, Model, Place, Std
+from fl_app.cli.options import Attacks, Classes, InputShape, Mean, Metrics, Model, Place, Std
 from fl_app.cli.permissions import typed, with_allow
 from fl_app.cli.report import report
 from fl_app.cli.results import export, gate
@@ -45,9 +45,14 @@ def attack(
     limit: Annotated[int, typer.Option(min=0, help="At most so many targets; 0: all.")] = 0,
     worker: Annotated[Place, typer.Option(help="Where attacks run.")] = Place.inline,
     perceptual: Annotated[bool, typer.Option("--lpips/--no-lpips", help="Also score LPIPS.")] = True,
-    judge: Annotated[Path | None, typer.Option(metavar="DIR", help="An undefended run whose model judges the guesses.")] = None,
-    noise_ratio: Annotated[bool, typer.Option("--noise-ratio", help="Also score the share of noise in the guesses.")] = False,
-    adaptive: Annotated[bool, typer.Option("--adaptive/--naive", help="Also the attacker who knows the defense.")] = True,
+    judge: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="An undefended run whose model judges the reconstructions.")
+    ] = None,
+    noise_ratio: Annotated[
+        bool, typer.Option("--noise-ratio", help="Also score the share of noise in what is rebuilt.")
+    ] = False,
+    metric: Metrics = None,
+    informed: Annotated[bool, typer.Option("--informed/--no-informed", help="Also the attackers who know the defense.")] = True,
     model: Model = None,
     input_shape: InputShape = "",
     classes: Classes = 10,
@@ -57,7 +62,7 @@ def attack(
         str | None, typer.Option(metavar="SPEC", callback=typed, help="With --model: grant the clients' defense.")
     ] = None,
 ) -> None:
-    """Attack the captures of a run, score the guesses and show them; what is done already is not done again."""
+    """Attack the captures of a run, score the reconstructions and show them; what is done already is not done again."""
     from fl_app.cli.attack import attack_run
 
     chosen = attacks or ["inverting_gradients"]
@@ -93,7 +98,8 @@ def attack(
         perceptual=perceptual,
         judge=judge,
         noise_ratio=noise_ratio,
-        adaptive=adaptive,
+        metrics=metric or [],
+        informed=informed,
     )
 
 

@@ -24,6 +24,10 @@ Resume = Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the
 Attacks = Annotated[
     list[str] | None, typer.Option("--attack", metavar="SPEC", callback=typed, help="An attack; may be repeated.")
 ]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option("--metric", metavar="MODULE:NAME", callback=typed, help="Score your own metric too; may be repeated."),
+]
 
 Model = Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="Captures of another app: its model.")]
 InputShape = Annotated[str, typer.Option(metavar="1,8,8", help="With --model: the shape of an input.")]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fl_app.cli.options import Classes, InputShape, Mean, Model, Std
+from fl_app.cli.options import Classes, InputShape, Mean, Metrics, Model, Std
 from fl_app.cli.permissions import typed
 
 if TYPE_CHECKING:
-    from fl_app.analysis.gate import Limit, Verdict
+    from fl_app.analysis.gate import Ruling
 
 # Heavy modules are imported inside the commands, so that --help answers at once.
 
@@ -33,7 +33,7 @@ class What(StrEnum):
 def export(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="A run or a sweep.")],
     to: Annotated[str, typer.Option(metavar="FILE", help="FILE.csv, .jsonl or .parquet, or tensorboard:FOLDER.")],
-    what: Annotated[What, typer.Option(help="One row a target, a round, or an attack.")] = What.targets,
+    what: Annotated[What, typer.Option(help="One row per target, round, or attack.")] = What.targets,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")] = False,
 ) -> None:
     """Write a run or sweep as one tidy table, or as TensorBoard events."""
@@ -60,13 +60,17 @@ def export(
 
 def gate(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="A run, a sweep, or captures of another app (with --model).")],
-    psnr: Annotated[str, typer.Option(help="An attack leaks above this many dB; off: do not look.")] = "15",
-    ssim: Annotated[str, typer.Option(help="An attack leaks above this; off: do not look.")] = "0.5",
-    lpips: Annotated[str, typer.Option(help="An attack leaks below this; off: do not look.")] = "0.05",
+    psnr: Annotated[str | None, typer.Option(help="Another threshold: it leaks above so many dB; off: do not look.")] = None,
+    ssim: Annotated[str | None, typer.Option(help="Another threshold: it leaks above this; off: do not look.")] = None,
+    lpips: Annotated[str | None, typer.Option(help="Another threshold: it leaks below this; off: do not look.")] = None,
+    limit: Annotated[
+        list[str] | None, typer.Option(metavar="METRIC=VALUE", help="A threshold of any metric, or off; may be repeated.")
+    ] = None,
     attacks: Annotated[
         list[str] | None, typer.Option("--attack", metavar="SPEC", callback=typed, help="Judge this; run it if needed.")
     ] = None,
     cells: Annotated[list[str] | None, typer.Option("--cell", metavar="PATTERN", help="Of a sweep: only these cells.")] = None,
+    metric: Metrics = None,
     worst: Annotated[bool, typer.Option("--worst", help="Judge the worst single target, not the mean.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole verdict as JSON.")] = False,
     model: Model = None,
@@ -81,19 +85,22 @@ def gate(
 ) -> None:
     """Fail if an attack rebuilds the data: exit 0 passed, 1 leak, 2 could not judge."""
     try:
-        from fl_app.analysis.gate import UNJUDGED, limits_of
+        from fl_app.analysis.gate import UNJUDGED
 
-        asked = {"psnr": psnr, "ssim": ssim, "lpips": lpips}
-        limits = limits_of({name: _threshold(name, text) for name, text in asked.items()})
+        asked = _thresholds({"psnr": psnr, "ssim": ssim, "lpips": lpips}, limit or [])
         if model is None:
-            verdict = _judge_study(path, limits, attacks or [], cells or [], worst=worst)
+            verdict = _judge_study(path, asked, attacks or [], cells or [], metric or [], worst=worst)
         else:
             from fl_app.analysis.gate_app import judge_app
+            from fl_app.analysis.limits import limits_of
             from fl_app.attacking.audit import normalization, shape_of
             from fl_app.attacking.jobs import TaskSpec
+            from fl_app.scoring.metrics import with_plugged
 
+            metrics = with_plugged(metric or [])
+            limits = limits_of(metrics, asked)
             task = TaskSpec(model, shape_of(input_shape), classes, normalization(mean, std), Path.cwd())
-            verdict = judge_app(errors, path, task, defense, limits, attacks or [], truth, worst=worst)
+            verdict = judge_app(errors, path, task, defense, limits, attacks or [], truth, worst=worst, metrics=metrics)
     except (ValueError, RuntimeError, OSError):
         raise
     except Exception as error:  # an exit code of 1 says "leak": nothing unforeseen may end with it
@@ -105,32 +112,47 @@ def gate(
     raise typer.Exit(verdict.code)
 
 
-def _threshold(name: str, text: str) -> float | None:
-    try:
-        return None if text == OFF else float(text)
-    except ValueError:
-        raise ValueError(f"--{name} takes a number or 'off', not {text!r}") from None
+def _thresholds(named: dict[str, str | None], limits: list[str]) -> dict[str, float | None]:
+    """Threshold -> its value, None if it is off; only those that somebody asked for."""
+    given = {name: text for name, text in named.items() if text is not None}
+    for words in limits:
+        name, sign, text = words.partition("=")
+        if not sign:
+            raise ValueError(f"--limit takes METRIC=VALUE, such as psnr=20 or ssim=off, not {words!r}")
+        given[name.strip()] = text.strip()
+    found: dict[str, float | None] = {}
+    for name, text in given.items():
+        try:
+            found[name] = None if text == OFF else float(text)
+        except ValueError:
+            raise ValueError(f"the threshold of {name} is a number or 'off', not {text!r}") from None
+    return found
 
 
-def _judge_study(path: Path, limits: "list[Limit]", attacks: list[str], cells: list[str], *, worst: bool) -> "Verdict":
+def _judge_study(
+    path: Path, asked: dict[str, float | None], attacks: list[str], cells: list[str], metrics: list[str], *, worst: bool
+) -> "Ruling":
     """Judge a run or sweep; attacks that were named and are not scored yet are run first."""
     from fl_app.analysis.gate import chosen, judge, perceptual
+    from fl_app.analysis.limits import limits_of
     from fl_app.report.export import read_checked
+    from fl_app.scoring.metrics import with_plugged
     from fl_app.store.captures import Captures
 
     folder = path / "captures" if (path / "captures").is_dir() else path
     if not any((path / name).exists() for name in ("experiment.toml", "plan.json")) and Captures(folder).paths():
         raise ValueError(
-            f"{path} holds captures of another app: add --model MODULE:FUNCTION --input-shape SHAPE --attack SPEC, and "
-            "--truth FILE.safetensors with what its clients used, as a guess can only be judged against that (docs/gate.md)"
+            f"{path} holds captures of another app: add --model MODULE:FUNCTION --input-shape SHAPE --attack SPEC, and --truth "
+            "FILE.safetensors with what its clients used, as a reconstruction can only be judged against that (docs/gate.md)"
         )
-    study = read_checked(path)
+    study, plugged = read_checked(path), with_plugged(metrics)
+    limits = limits_of({**study.measures, **plugged}, asked)
     runs = {cell.attacked.path: {one.asked for one in cell.attacks} for cell in chosen(study, cells) if cell.attacked}
     waiting = [(place, text) for place, scored in runs.items() for text in attacks if text not in scored]
     if waiting:
         from fl_app.cli.attack import attack_run
 
         for place, text in waiting:
-            attack_run(errors, place, [text], grants=[], perceptual=perceptual(limits))
+            attack_run(errors, place, [text], grants=[], perceptual=perceptual(limits), metrics=metrics)
         study = read_checked(path)
     return judge(study, limits, attacks=attacks, cells=cells, worst=worst)

@@ -103,5 +103,5 @@ def run_and_report(experiment: "Experiment", engine: str, start: "Start") -> Non
             [experiment.attack],
             grants=[experiment.grant],
             worker_name=experiment.worker,
-            adaptive=experiment.informed,
+            informed=experiment.informed,
         )

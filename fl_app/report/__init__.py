@@ -11,13 +11,13 @@ def write_report(path: Path) -> Path:
     from fl_app.store.files import write_atomic
 
     study = read_study(path)
-    page, groups, settings = page_of(study)
+    page, sections, conditions = page_of(study)
     beside = path / "report"
     beside.mkdir(exist_ok=True)
-    write_atomic(beside / "summary.csv", files.summary_csv(settings))
-    write_atomic(beside / "attackers.csv", files.attackers_csv(settings, path))
-    write_atomic(beside / "summary.tex", files.latex(settings, study.title))
-    for chart in [chart for group in groups for chart in (*group.trade_offs, *group.by_round)]:
+    write_atomic(beside / "summary.csv", files.summary_csv(conditions))
+    write_atomic(beside / "attackers.csv", files.attackers_csv(conditions, path))
+    write_atomic(beside / "summary.tex", files.latex(conditions, study.title))
+    for chart in [chart for one in sections for chart in (*one.trade_offs, *one.by_round)]:
         figures.save(chart, beside)
     write_atomic(path / "report.html", page)
     return path / "report.html"

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fl_app.analysis.conditions import missing
 from fl_app.analysis.results import RunResult, Study
-from fl_app.analysis.settings import missing
 
 MOST = 6
 """More different values than this are counted, not listed."""
@@ -89,9 +89,9 @@ def failed_targets(study: Study) -> list[Failure]:
     counted: dict[tuple[str, str, str], int] = {}
     for run in _runs(study)[1]:
         for attack in run.attacks:
-            for line in attack.lines:
-                if line.get("status") != "done":
-                    key = run.experiment.defense, attack.attack, str(line.get("reason", "no reason is recorded"))
+            for target in attack.targets:
+                if not target.done:
+                    key = run.experiment.defense, attack.attack, target.reason or "no reason is recorded"
                     counted[key] = counted.get(key, 0) + 1
     return [
         Failure(f"{defense}: {number} target{'s' * (number > 1)} of {attack}", reason)
@@ -104,7 +104,6 @@ def unavailable(study: Study) -> list[str]:
     found: dict[str, str] = {}
     for run in _runs(study)[1]:
         for attack in run.attacks:
-            for line in attack.lines:
-                reasons = line.get("unavailable")
-                found |= {key: str(why) for key, why in reasons.items()} if isinstance(reasons, dict) else {}
+            for target in attack.targets:
+                found |= target.unavailable
     return [f"{key}: {why}" for key, why in found.items()]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fl_app.analysis.measures import DRAWN, Measure
-from fl_app.analysis.settings import Setting, floors_of, mean
+from fl_app.analysis.conditions import Condition, floors_of, mean, measures_shown
+from fl_app.scoring.base import Measure
 from fl_app.scoring.score import summarize
 
 WIDE = 50
@@ -13,7 +13,7 @@ WIDE = 50
 
 
 class Point(NamedTuple):
-    """A value with its intervals; `number` is the setting's row in the summary, `label` says what it is."""
+    """A value with its intervals; `number` is the condition's row in the summary, `label` says what it is."""
 
     x: float
     y: float
@@ -52,16 +52,16 @@ class Chart:
     series: list[Series]
     levels: list[Level] = field(default_factory=list)
     front: list[Point] = field(default_factory=list)
-    """The settings that no other beats in both, by utility."""
+    """The conditions that no other beats in both, by utility."""
     dots: bool = True
     """Points with marks and bands, or plain lines."""
     log: bool = False
     """Whether values span orders of magnitude."""
 
 
-def colors_of(settings: Sequence[Setting]) -> dict[str, int]:
+def colors_of(conditions: Sequence[Condition]) -> dict[str, int]:
     """Family -> its colour: undefended is 0, the others in the order of the plan."""
-    names = dict.fromkeys(setting.family for setting in settings if not setting.undefended)
+    names = dict.fromkeys(one.family for one in conditions if not one.undefended)
     return {"none": 0, **{name: place for place, name in enumerate(names, 1)}}
 
 
@@ -78,67 +78,64 @@ def pareto(points: Sequence[Point], measure: Measure) -> list[Point]:
     return sorted({point for point in points if not beaten(point)}, key=lambda point: point.x)
 
 
-def trade_offs(settings: Sequence[Setting], colors: dict[str, int], suffix: str = "") -> list[Chart]:
-    """Leakage to the worst attacker against PMM (accuracy, if there is no undefended cell), one chart a measure."""
-    relative = all(setting.pmm for setting in settings if setting.accuracies)
+def trade_offs(conditions: Sequence[Condition], colors: dict[str, int], suffix: str = "") -> list[Chart]:
+    """Leakage to the worst attacker against PMM (accuracy, if there is no undefended cell), one chart per measure."""
+    relative = all(one.pmm for one in conditions if one.accuracies)
     charts = []
-    for measure in DRAWN:
-        points = {setting.label: point for setting in settings if (point := _point(setting, measure, relative)) is not None}
+    for metric, measure in measures_shown(conditions, "tables", "curves").items():
+        points = {one.label: point for one in conditions if (point := _point(one, metric, relative)) is not None}
         if not points:
             continue
-        several = len({setting.defense for setting in settings}) > 1
+        several = len({one.defense for one in conditions}) > 1
         grouped: dict[tuple[str, str], list[Point]] = {}
-        for setting in settings:
-            if setting.label in points:
-                apart = str(setting.others) if several else ""
-                grouped.setdefault((setting.family, apart), []).append(points[setting.label])
+        for one in conditions:
+            if one.label in points:
+                apart = str(one.others) if several else ""
+                grouped.setdefault((one.family, apart), []).append(points[one.label])
         charts.append(
             Chart(
-                f"{measure.key.replace('_', '-')}{suffix}",
+                f"{metric.replace('_', '-')}{suffix}",
                 f"{measure.title}: {'higher' if measure.higher_leaks else 'lower'} leaks more",
                 "PMM (accuracy / undefended)" if relative else "accuracy",
                 f"{measure.title} [{measure.unit}]" if measure.unit else measure.title,
                 [Series(family, colors[family], found) for (family, _), found in grouped.items()],
-                _levels(settings, measure),
+                _levels(conditions, metric, measure),
                 pareto(list(points.values()), measure) if len(points) > 1 else [],
             )
         )
     return charts
 
 
-def _point(setting: Setting, measure: Measure, relative: bool) -> Point | None:
-    utility = list((setting.pmm if relative else setting.accuracies).values())
-    worst, x = setting.worst(measure), mean(utility)
+def _point(condition: Condition, metric: str, relative: bool) -> Point | None:
+    utility, measure = list((condition.pmm if relative else condition.accuracies).values()), condition.measures[metric]
+    worst, x = condition.worst(metric), mean(utility)
     if worst is None or x is None:
         return None
-    found = worst.summary(measure.key)
+    found = worst.summary(metric)
     assert found.mean is not None
     low, high = (min(utility), max(utility)) if len(utility) > 1 else (None, None)
-    label = f"{setting.label}: {measure.title} {measure.text(found.mean)}, {x:.3f} ({worst.name})"
-    return Point(x, found.mean, setting.number, label, low, high, found.low, found.high)
+    label = f"{condition.label}: {measure.title} {measure.text(found.mean)}, {x:.3f} ({worst.name})"
+    return Point(x, found.mean, condition.number, label, low, high, found.low, found.high)
 
 
-def _levels(settings: Sequence[Setting], measure: Measure) -> list[Level]:
-    found = []
-    for name, rows in floors_of(settings).items():
-        blind = summarize([{measure.key: row.get(measure.key)} for row in rows], measure.key)
-        if blind.mean is not None:
-            found.append(Level(name, blind.mean))
-    return found + ([Level("leak limit", measure.threshold, threshold=True)] if measure.threshold is not None else [])
+def _levels(conditions: Sequence[Condition], metric: str, measure: Measure) -> list[Level]:
+    blind = {name: summarize(rows, metric).mean for name, rows in floors_of(conditions).items()}
+    found = [Level(name, value) for name, value in blind.items() if value is not None]
+    return found + ([Level("leak limit", measure.threshold.value, threshold=True)] if measure.threshold else [])
 
 
-def by_round(settings: Sequence[Setting], colors: dict[str, int], suffix: str = "") -> list[Chart]:
+def by_round(conditions: Sequence[Condition], colors: dict[str, int], suffix: str = "") -> list[Chart]:
     """Accuracy, composed epsilon and PSNR of the worst attacker by round, where there is more than one round to show."""
     drawn = [
-        ("accuracy", "Accuracy by round", "accuracy", [_metric(setting, "accuracy") for setting in settings]),
-        ("epsilon", "Composed epsilon by round", "epsilon", [_metric(setting, "epsilon") for setting in settings]),
-        ("psnr-by-round", "PSNR of the worst attacker by round", "PSNR [dB]", [_leak(setting) for setting in settings]),
+        ("accuracy", "Accuracy by round", "accuracy", [_metric(one, "accuracy") for one in conditions]),
+        ("epsilon", "Composed epsilon by round", "epsilon", [_metric(one, "epsilon") for one in conditions]),
+        ("psnr-by-round", "PSNR of the worst attacker by round", "PSNR [dB]", [_leak(one) for one in conditions]),
     ]
     charts = []
     for name, title, label, lines in drawn:
         series = [
-            Series(setting.label, colors[setting.family], points)
-            for setting, points in zip(settings, lines, strict=True)
+            Series(one.label, colors[one.family], points)
+            for one, points in zip(conditions, lines, strict=True)
             if len(points) > 1
         ]
         if series:
@@ -148,22 +145,22 @@ def by_round(settings: Sequence[Setting], colors: dict[str, int], suffix: str = 
     return charts
 
 
-def _metric(setting: Setting, key: str) -> list[Point]:
+def _metric(condition: Condition, key: str) -> list[Point]:
     """A metric of training by round, the mean over the seeds; at most some fifty points."""
     found: dict[int, list[float]] = {}
-    for run in setting.trained.values():
+    for run in condition.trained.values():
         for line in run.metrics:
             if key in line and (key == "accuracy" or line["round"]):
                 found.setdefault(int(line["round"]), []).append(float(line[key]))
     rounds = sorted(found)
     every = max(1, len(rounds) // 50)
     kept = [one for place, one in enumerate(rounds) if place % every == 0 or one == rounds[-1]]
-    return [Point(one, sum(found[one]) / len(found[one]), setting.number, setting.label) for one in kept]
+    return [Point(one, sum(found[one]) / len(found[one]), condition.number, condition.label) for one in kept]
 
 
-def _leak(setting: Setting) -> list[Point]:
-    worst = setting.worst()
+def _leak(condition: Condition) -> list[Point]:
+    worst = condition.worst()
     if worst is None:
         return []
     found = [(one, worst.summary("psnr", one).mean) for one in worst.rounds]
-    return [Point(one, value, setting.number, setting.label) for one, value in found if value is not None]
+    return [Point(one, value, condition.number, condition.label) for one, value in found if value is not None]

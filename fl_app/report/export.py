@@ -1,9 +1,8 @@
-"""Tidy tables of a run or sweep, for pandas and spreadsheets: one row a target, a round, or an attack on a cell.
+"""Tidy tables of a run or sweep, for pandas and spreadsheets: one row per target, round, or attack on a cell.
 
 Columns have the names that the files have (docs/files.md); settings are those of the row's run, with underscores.
 """
 
-import csv
 import importlib
 import io
 import json
@@ -14,24 +13,23 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from fl_app.analysis.attackers import Attacker, attackers_of, worst_informed
 from fl_app.analysis.results import AttackResult, CellResult, RunResult, Study, read_study
-from fl_app.scoring.attacks import JUDGED, METRICS
+from fl_app.report.spreadsheet import csv_text
+from fl_app.scoring.base import Measure
 from fl_app.scoring.floors import FLOORS
+from fl_app.scoring.score import summarize
 from fl_app.store.files import RunError
 
-Table = list[dict[str, Any]]
-SCORED = (*METRICS, *JUDGED, "noise_ratio")
-NOT_SETTINGS = ("attack", "grant", "adaptive", "worker", "run_dir")
+Rows = list[dict[str, Any]]
+NOT_SETTINGS = ("attack", "grant", "informed", "worker", "run_dir")
 """Settings that say how a run was attacked from its own command line, or where: the columns of an attack say it better."""
 LARGE = ("captures", "clients")
 """Folders of a run that nothing here reads."""
 
 _NUMBER = (int, float, NoneType)
-_SCORES = dict.fromkeys(SCORED, _NUMBER)
 _CELL = {"name": (str,), "varied": (dict,), "seed": (int,)}
 _ROUND = {"round": (int,), "seconds": (int, float), "accuracy": _NUMBER, "loss": _NUMBER, "epsilon": _NUMBER}
-_ATTACK = {"asked": (str,), "attack": (str,), "who": (str,)}
-_TARGET = {"round": (int,), "client": (int,), "status": (str,), "unavailable": (dict, NoneType), **_SCORES}
 
 
 def read_checked(path: Path) -> Study:
@@ -51,11 +49,6 @@ def read_checked(path: Path) -> Study:
     _check(path / "plan.json", _CELL, [cell._asdict() for cell in study.cells])
     for run in [run for cell in study.cells for run in (cell.training, cell.attacked) if run is not None]:
         _check(run.path / "metrics.jsonl", _ROUND, run.metrics)
-        for attack in run.attacks:
-            _check(attack.folder / "attack.json", _ATTACK, [attack._asdict()])
-            _check(attack.folder / "scores.jsonl", _TARGET, attack.lines)
-            for rows in attack.floors.values():
-                _check(attack.folder / "floors.jsonl", _SCORES, rows)
     return study
 
 
@@ -77,24 +70,24 @@ def _check(path: Path, shape: Mapping[str, tuple[type, ...]], found: Sequence[An
                 raise RunError(f"{path}, entry {number}: {key} must be {words}, not {str(value)[:80]!r}")
 
 
-def targets(study: Study) -> Table:
-    """One row a (cell, attack, target); a cell without a scored attack is one row with the reason."""
-    rows: Table = []
+def targets(study: Study) -> Rows:
+    """One row per (cell, attack, target); a cell without a scored attack is one row with the reason."""
+    rows, measures = Rows(), study.measures
     for cell in study.cells:
         about = _about(study, cell, cell.attacked)
         for attack in cell.attacks:
-            for line in attack.lines:
-                place = {key: line.get(key) for key in ("round", "client", "status", "reason")}
-                kept = {key: line.get(key) for key in (*SCORED, "loss", "visibility")}
-                seconds = {"seconds": _number(line.get("seconds"))}
-                rows.append({**about, **_who(attack), "ledger": line.get("ledger"), **place, **kept, **seconds})
+            for one in attack.targets:
+                place = {"ledger": one.ledger or None, "round": one.round, "client": one.client, "status": one.status}
+                values = {metric: one.values.get(metric) for metric in measures}
+                rest = {"loss": one.loss, "visibility": one.visibility or None, "seconds": one.seconds}
+                rows.append({**about, **_who(attack), **place, "reason": one.reason or None, **values, **rest})
         rows += _missing(cell, about)
     return rows
 
 
-def rounds(study: Study) -> Table:
-    """One row a (cell, recorded round) of the training."""
-    rows: Table = []
+def rounds(study: Study) -> Rows:
+    """One row per (cell, recorded round) of the training."""
+    rows: Rows = []
     for cell in study.cells:
         about = _about(study, cell, cell.training)
         rows += [{**about, **line} for line in (cell.training.metrics if cell.training else [])]
@@ -102,30 +95,42 @@ def rounds(study: Study) -> Table:
     return rows
 
 
-def summary(study: Study) -> Table:
-    """One row a (cell, attack): means over targets with their 95 % intervals, the floors, and what the training came to."""
-    rows: Table = []
+def summary(study: Study) -> Rows:
+    """One row per (cell, attack): means over targets with their 95 % intervals, the floors, and what the training came to."""
+    rows, measures = Rows(), study.measures
     for cell in study.cells:
         about, attacks = _about(study, cell, cell.attacked), cell.attacks
         trained = _about(study, cell, cell.training) if cell.training else {}
         about |= {f"training_{key}": value for key, value in trained.items() if value != about.get(key)} | _training(cell)
+        worst = _worst_of_all(attacks, measures)
         for attack in attacks:
+            attacker = Attacker([attack])
             row = {**about, **_who(attack), "ledger": attack.ledger, "status": "done", "reason": None}
-            row |= {"targets": len(attack.lines), "failed": attack.rows.count(None), "attack_seconds": attack.seconds}
-            for metric in SCORED:
-                found = attack.summary(metric)
+            row |= {"targets": len(attack.targets), "failed": attacker.failed, "attack_seconds": attack.seconds}
+            for metric in measures:
+                found = attacker.summary(metric)
                 row |= {f"{metric}_{part}": getattr(found, part) for part in ("mean", "low", "high", "n")}
             # Floors are kept once, beside the attack as it was asked for.
             twin = next((one for one in attacks if one.asked == attack.asked and one.floors), attack)
             for floor in FLOORS:
-                name = floor.replace(" ", "_")
-                row |= {f"floor_{name}_{metric}": twin.floor(floor, metric).mean for metric in METRICS}
-            rows.append(row)
+                blind, name = twin.floors.get(floor, []), floor.replace(" ", "_")
+                row |= {f"floor_{name}_{metric}": summarize(blind, metric).mean for metric in measures}
+            rows.append(row | worst)
         rows += _missing(cell, about)
     return rows
 
 
-TABLES: dict[str, Callable[[Study], Table]] = {"targets": targets, "rounds": rounds, "summary": summary}
+def _worst_of_all(attacks: Sequence[AttackResult], measures: Mapping[str, Measure]) -> dict[str, Any]:
+    """The informed figure of a cell by each metric, and whose it is; missing where nobody knew the defense."""
+    attackers, row = attackers_of(attacks), dict[str, Any]()
+    for metric, measure in measures.items():
+        found = worst_informed(attackers, metric, measure)
+        row |= {f"informed_{metric}": found.mean(metric) if found else None}
+        row |= {f"informed_{metric}_who": found.who if found else None}
+    return row
+
+
+TABLES: dict[str, Callable[[Study], Rows]] = {"targets": targets, "rounds": rounds, "summary": summary}
 
 
 def _about(study: Study, cell: CellResult, run: RunResult | None) -> dict[str, Any]:
@@ -154,20 +159,12 @@ def _training(cell: CellResult) -> dict[str, Any]:
     }
 
 
-def _missing(cell: CellResult, about: dict[str, Any]) -> Table:
+def _missing(cell: CellResult, about: dict[str, Any]) -> Rows:
     reason = cell.unattacked
     return [] if reason is None else [{**about, "status": "failed" if cell.failed else "open", "reason": reason}]
 
 
-def _number(value: Any) -> float | None:
-    """Durations are text in the files: notes of a safetensors file cannot be anything else."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
-
-
-def save(table: Table, path: Path) -> None:
+def save(table: Rows, path: Path) -> None:
     """Write a table as .csv, .jsonl or .parquet, so that a reader sees the old or the new file and never a part."""
     content = writer_of(path)(table)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -179,14 +176,14 @@ def save(table: Table, path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def writer_of(path: Path) -> Callable[[Table], bytes]:
+def writer_of(path: Path) -> Callable[[Rows], bytes]:
     """What writes a file of this name; ValueError if nothing does."""
     if path.suffix not in WRITERS:
         raise ValueError(f"{path} does not end in {', '.join(WRITERS)}")
     return WRITERS[path.suffix]
 
 
-def _columns(table: Table) -> list[str]:
+def _columns(table: Rows) -> list[str]:
     return list(dict.fromkeys(name for row in table for name in row))
 
 
@@ -197,21 +194,17 @@ def _plain(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
-def _csv(table: Table) -> bytes:
-    out = io.StringIO(newline="")
-    writer = csv.writer(out)
-    writer.writerow(columns := _columns(table))
-    writer.writerows([_plain(row.get(name)) for name in columns] for row in table)
-    return out.getvalue().encode()
+def _csv(table: Rows) -> bytes:
+    return csv_text([{name: _plain(value) for name, value in row.items()} for row in table]).encode()
 
 
-def _jsonl(table: Table) -> bytes:
+def _jsonl(table: Rows) -> bytes:
     columns = _columns(table)
     lines = (json.dumps({name: _plain(row.get(name)) for name in columns}, allow_nan=False) for row in table)
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _parquet(table: Table) -> bytes:
+def _parquet(table: Rows) -> bytes:
     try:
         arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
@@ -230,4 +223,4 @@ def _parquet(table: Table) -> bytes:
     return out.getvalue()
 
 
-WRITERS: dict[str, Callable[[Table], bytes]] = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
+WRITERS: dict[str, Callable[[Rows], bytes]] = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}

@@ -1,15 +1,16 @@
 """The numbers of a report as files: CSV in full precision, with the folders that they come from, and a table for LaTeX."""
 
-import csv
-import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_app.analysis.measures import JUDGED, NOISE_RATIO, PSNR, SHOWN
-from fl_app.analysis.settings import Attacker, Setting, floors_of, mean
-from fl_app.analysis.verdict import judge
+from fl_app.analysis.attackers import WORST_OF_ALL, Attacker
+from fl_app.analysis.conditions import Condition, floors_of, mean, measures_shown
+from fl_app.analysis.verdict import verdict_of
+from fl_app.report.spreadsheet import csv_text
+from fl_app.report.tables import half, told
+from fl_app.scoring.base import PLACES
 from fl_app.scoring.score import Summary, summarize
 
 SPECIAL = {
@@ -24,38 +25,28 @@ SPECIAL = {
 }
 
 
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    names = list(dict.fromkeys(key for row in rows for key in row))
-    writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([{key: _safe(value) for key, value in row.items()} for row in rows])
-    return out.getvalue()
-
-
-def _safe(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula is kept a text."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
-
-
 def _parts(name: str, found: Summary) -> dict[str, Any]:
     return {f"{name}_mean": found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
 
 
-def _leaks(attacker: Attacker | None, prefix: str = "") -> dict[str, Any]:
-    if attacker is None:
+def _leaks(found: Mapping[str, Attacker | None], prefix: str) -> dict[str, Any]:
+    """Who reached most by each metric, and what; the attack, its targets and failures are those of the first metric."""
+    known = {name: one for name, one in found.items() if one is not None}
+    first = next(iter(known.values()), None)
+    if first is None:
         return {}
-    found: dict[str, Any] = {f"{prefix}who": attacker.who, f"{prefix}attack": attacker.attack}
-    found |= {f"{prefix}targets": len(attacker.targets), f"{prefix}failed": attacker.summary(PSNR.key).failed}
-    for measure in (*JUDGED, NOISE_RATIO):
-        found |= _parts(f"{prefix}{measure.key}", attacker.summary(measure.key))
-    return found
+    row: dict[str, Any] = {f"{prefix}who": first.who, f"{prefix}attack": first.attack}
+    row |= {f"{prefix}targets": len(first.targets), f"{prefix}failed": first.failed}
+    for name, one in known.items():
+        row |= _parts(f"{prefix}{name}", one.summary(name)) | {f"{prefix}{name}_who": one.who}
+    return row
 
 
-def summary_csv(settings: Sequence[Setting]) -> str:
-    """One row a setting."""
+def summary_csv(conditions: Sequence[Condition]) -> str:
+    """One row per condition."""
+    measures = measures_shown(conditions, *PLACES)
     rows: list[dict[str, Any]] = []
-    for one in settings:
+    for one in conditions:
         row: dict[str, Any] = {"number": one.number, "defense": one.defense, **one.others}
         row |= {"seeds": " ".join(str(seed) for seed in sorted({cell.seed for cell in one.cells}))}
         for name, values in (("accuracy", list(one.accuracies.values())), ("pmm", list(one.pmm.values()))):
@@ -64,26 +55,33 @@ def summary_csv(settings: Sequence[Setting]) -> str:
                 f"{name}_min": min(values, default=None),
                 f"{name}_max": max(values, default=None),
             }
-        row |= {"epsilon": one.epsilon, "seconds_a_round": one.seconds_a_round, "verdict": judge(one).word}
-        rows.append(row | _leaks(one.naive, "naive_") | _leaks(one.informed, "informed_"))
-    return _csv(rows)
+        row |= {"epsilon": one.epsilon, "seconds_a_round": one.seconds_a_round, "verdict": verdict_of(one).word}
+        for prefix, find in (("naive_", one.naive), ("informed_", one.informed)):
+            row |= _leaks({name: find(name) for name in measures}, prefix)
+        rows.append(row)
+    return csv_text(rows)
 
 
-def attackers_csv(settings: Sequence[Setting], base: Path) -> str:
-    """One row an attacker, with the folders whose scores.jsonl it sums up; then the blind guesses."""
+def attackers_csv(conditions: Sequence[Condition], base: Path) -> str:
+    """One row per attacker, with the folders whose scores.jsonl it sums up; then the blind guesses."""
+    measures = measures_shown(conditions, *PLACES)
     rows: list[dict[str, Any]] = []
-    for setting in settings:
-        for one in setting.attackers:
-            folders = " ".join(os.path.relpath(part.folder.resolve(), base.resolve()) for _, part in one.parts)
-            about = {"number": setting.number, "setting": setting.label, "asked": one.asked, "told": one.ledger}
-            rows.append({**about, "visibility": one.visibility, **_leaks(one), "seconds": one.seconds, "folders": folders})
-    for group in dict.fromkeys(setting.apart for setting in settings):
-        for name, blind in floors_of([setting for setting in settings if setting.apart == group]).items():
-            row: dict[str, Any] = {"setting": group, "who": f"floor: {name}", "targets": len(blind)}
-            for measure in JUDGED:
-                row |= _parts(measure.key, summarize([{measure.key: line.get(measure.key)} for line in blind], measure.key))
+    for condition in conditions:
+        for one in condition.attackers:
+            folders = " ".join(os.path.relpath(part.folder.resolve(), base.resolve()) for part in one.parts)
+            row = {"number": condition.number, "setting": condition.label, "asked": one.asked, "told": told(one)}
+            row |= {"visibility": one.visibility, "who": one.who, "attack": one.attack}
+            row |= {"targets": len(one.targets), "failed": one.failed}
+            for name in measures:
+                row |= _parts(name, one.summary(name))
+            rows.append({**row, "seconds": one.seconds, "folders": folders})
+    for group in dict.fromkeys(one.apart for one in conditions):
+        for name, blind in floors_of([one for one in conditions if one.apart == group]).items():
+            row = {"setting": group, "who": f"floor: {name}", "targets": len(blind)}
+            for metric in measures:
+                row |= _parts(metric, summarize(blind, metric))
             rows.append(row)
-    return _csv(rows)
+    return csv_text(rows)
 
 
 def latex_text(text: str) -> str:
@@ -92,36 +90,42 @@ def latex_text(text: str) -> str:
     return "".join(SPECIAL.get(letter, letter if letter.isprintable() else " ") for letter in plain)
 
 
-def latex(settings: Sequence[Setting], title: str) -> str:
+def latex(conditions: Sequence[Condition], title: str) -> str:
     """The summary as a table environment; needs the package booktabs."""
+    measures = measures_shown(conditions, "tables")
 
-    def leak(attacker: Attacker | None) -> list[str]:
-        cells = []
-        for measure in SHOWN:
-            found = attacker.summary(measure.key) if attacker else None
-            half = measure.half(found) if found else ""
-            text = measure.text(found.mean) if found and found.mean is not None else "--"
-            text += f" $\\pm$ {half}" if half else ""
-            cells.append(f"\\textbf{{{text}}}" if found and measure.leaked(found) else text)
-        return cells
+    def leak(find: Callable[[str], Attacker | None], *, informed: bool) -> list[str]:
+        entries = []
+        for name, measure in measures.items():
+            one = find(name)
+            if one is None:
+                entries.append("--")
+                continue
+            found = one.summary(name)
+            interval = half(found, measure)
+            text = measure.text(found.mean) + (f" $\\pm$ {interval}" if interval else "")
+            text = f"\\textbf{{{text}}}" if measure.leaks(found.mean) else text
+            entries.append(text + ("$^n$" if informed and not one.informed else ""))
+        return entries
 
     lines = []
-    for one in settings:
+    for one in conditions:
         value, kept = mean(list(one.accuracies.values())), mean(list(one.pmm.values()))
         shares = ["--" if value is None else f"{value * 100:.1f}", "--" if kept is None else f"{kept:.3f}"]
         epsilon = "--" if one.epsilon is None else f"{one.epsilon:.3g}"
-        cells = [f"\\texttt{{{latex_text(one.label)}}}", *shares, *leak(one.naive), *leak(one.informed), epsilon]
-        lines.append("    " + " & ".join(cells) + r" \\")
-    measures = " & ".join(measure.title for measure in SHOWN)
+        leaks = [*leak(one.naive, informed=False), *leak(one.informed, informed=True)]
+        lines.append("    " + " & ".join([f"\\texttt{{{latex_text(one.label)}}}", *shares, *leaks, epsilon]) + r" \\")
+    titles, number = " & ".join(latex_text(measure.title) for measure in measures.values()), len(measures)
+    words = f"Mean $\\pm$ half of the 95\\,\\% interval over targets; bold: beyond the limit; informed: {WORST_OF_ALL}"
     head = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",
         r"  \centering",
-        f"  \\caption{{{latex_text(title)}. Mean $\\pm$ half of the 95\\,\\% interval over targets; bold: beyond the limit.}}",
-        r"  \begin{tabular}{lrrrrrrrrr}",
+        f"  \\caption{{{latex_text(title)}. {words} ($^n$: it was a naive one).}}",
+        f"  \\begin{{tabular}}{{lrr{'r' * 2 * number}r}}",
         r"    \toprule",
-        r"    & & & \multicolumn{3}{c}{naive} & \multicolumn{3}{c}{informed} & \\",
-        f"    setting & accuracy & PMM & {measures} & {measures} & $\\varepsilon$ \\\\",
+        f"    & & & \\multicolumn{{{number}}}{{c}}{{naive}} & \\multicolumn{{{number}}}{{c}}{{informed}} & \\\\",
+        f"    setting & accuracy & PMM & {titles} & {titles} & $\\varepsilon$ \\\\",
         r"    \midrule",
     ]
     return "\n".join([*head, *lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]) + "\n"

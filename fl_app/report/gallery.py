@@ -4,15 +4,17 @@ import base64
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from PIL import Image
 from torch import Tensor
 
-from fl_app.analysis.measures import PSNR, SSIM
+from fl_app.analysis.attackers import Attacker
+from fl_app.analysis.conditions import Condition
 from fl_app.analysis.results import RunResult
-from fl_app.analysis.settings import Attacker, Setting
+from fl_app.scoring.metrics import METRICS
 from fl_app.scoring.pictures import picture, truth_of
+from fl_app.scoring.target import TargetScore
 
 EXAMPLES = 4
 """Of a target with many examples the first ones are shown."""
@@ -31,9 +33,9 @@ class Shown(NamedTuple):
 
 
 class Exhibit(NamedTuple):
-    """The gallery of one setting."""
+    """The gallery of one condition."""
 
-    setting: Setting
+    condition: Condition
     worst: str
     shown: list[Shown]
     problem: str
@@ -50,52 +52,57 @@ def data_url(x: Tensor) -> str:
     return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
-def _ranked(worst: Attacker) -> list[tuple[str, RunResult, dict[str, Any]]]:
+def _ranked(condition: Condition, worst: Attacker) -> list[tuple[str, RunResult, TargetScore]]:
     """The most leaked, the median (the lower of two) and the least leaked target by PSNR; fewer if there are fewer."""
-    done = [(run, line) for run, _, line in worst.targets if line.get("status") == "done" and line.get("psnr") is not None]
-    done.sort(key=lambda one: -one[1]["psnr"])
+    done = [
+        (psnr, condition.run_of(part), target)
+        for part in worst.parts
+        for target in part.targets
+        if target.done and (psnr := target.values.get("psnr")) is not None
+    ]
+    done.sort(key=lambda one: -one[0])
     places = {"most leaked": 0, "median": len(done) // 2, "least leaked": len(done) - 1}
     if len(done) < 3:
         places = {"most leaked": 0, "least leaked": 1} if len(done) == 2 else {"only target": 0} if done else {}
-    return [(words, *done[place]) for words, place in places.items()]
+    return [(words, *done[place][1:]) for words, place in places.items()]
 
 
-def _part(attacker: Attacker, run: RunResult, key: tuple[int, int]) -> tuple[Path, dict[str, Any]] | None:
-    """The folder and the line of an attacker's work on a target."""
-    for other, part, line in attacker.targets:
-        if other.path == run.path and (line["round"], line["client"]) == key:
-            return part.folder, line
+def _part(attacker: Attacker, run: RunResult, key: tuple[int, int]) -> tuple[Path, TargetScore] | None:
+    """The folder and the score of an attacker's work on a target of a run."""
+    for part in attacker.parts:
+        if part in run.attacks:
+            return next(((part.folder, target) for target in part.targets if target.key == key), None)
     return None
 
 
-def _numbers(line: dict[str, Any]) -> str:
-    if line.get("status") != "done":
-        return f"failed: {line.get('reason', 'no reason is recorded')}"
-    shown = [f"{PSNR.text(line[PSNR.key])} {PSNR.unit}"] if line.get(PSNR.key) is not None else []
-    return ", ".join([*shown, f"{SSIM.title} {SSIM.text(line[SSIM.key])}"] if line.get(SSIM.key) is not None else shown)
+def _numbers(target: TargetScore) -> str:
+    if not target.done:
+        return f"failed: {target.reason or 'no reason is recorded'}"
+    shown = {name: value for name in ("psnr", "ssim") if (value := target.values.get(name)) is not None}
+    words = {"psnr": "{} dB", "ssim": "SSIM {}"}
+    return ", ".join(words[name].format(METRICS[name].text(value)) for name, value in shown.items())
 
 
-def exhibit(setting: Setting) -> Exhibit | None:
-    """The gallery of a setting; None if it was not attacked. Data that cannot be had is said, not raised."""
-    worst = setting.worst()
+def exhibit(condition: Condition) -> Exhibit | None:
+    """The gallery of a condition; None if it was not attacked. Data that cannot be had is said, not raised."""
+    worst = condition.worst()
     if worst is None:
         return None
-    beside = list(dict.fromkeys(one for one in (setting.naive, setting.informed) if one is not None))
+    beside = [one for one in (condition.naive(), condition.told()) if one is not None]
     try:
-        shown = [_shown(rank, run, line, beside) for rank, run, line in _ranked(worst)]
+        shown = [_shown(rank, run, target, beside) for rank, run, target in _ranked(condition, worst)]
     except (ValueError, RuntimeError, OSError) as error:
-        return Exhibit(setting, worst.name, [], f"no pictures: {error}")
-    return Exhibit(setting, worst.name, shown, "")
+        return Exhibit(condition, worst.name, [], f"no pictures: {error}")
+    return Exhibit(condition, worst.name, shown, "")
 
 
-def _shown(rank: str, run: RunResult, line: dict[str, Any], beside: Sequence[Attacker]) -> Shown:
-    key = int(line["round"]), int(line["client"])
-    parts = [(attacker, found) for attacker in beside if (found := _part(attacker, run, key)) is not None]
-    target = picture(truth_of(run.experiment), key, [folder for _, (folder, _) in parts], EXAMPLES)
-    rows = [("truth", [data_url(x) for x in target.truth], "")]
-    for (attacker, (_, own)), guess in zip(parts, target.guesses, strict=True):
-        images = [] if guess is None else [data_url(x) for x in guess]
+def _shown(rank: str, run: RunResult, target: TargetScore, beside: Sequence[Attacker]) -> Shown:
+    parts = [(attacker, found) for attacker in beside if (found := _part(attacker, run, target.key)) is not None]
+    pictured = picture(truth_of(run.experiment), target.key, [folder for _, (folder, _) in parts], EXAMPLES)
+    rows = [("truth", [data_url(x) for x in pictured.truth], "")]
+    for (attacker, (_, own)), rebuilt in zip(parts, pictured.rebuilt, strict=True):
+        images = [] if rebuilt is None else [data_url(x) for x in rebuilt]
         rows.append((attacker.who, images, _numbers(own)))
-    who = "aggregate" if key[1] == -1 else f"client {key[1]}"
-    note = f"the first {len(target.truth)} of {target.examples} examples" if target.examples > len(target.truth) else ""
-    return Shown(rank, f"seed {run.experiment.seed}, round {key[0]}, {who}", rows, note)
+    some = len(pictured.truth)
+    note = f"the first {some} of {pictured.examples} examples" if pictured.examples > some else ""
+    return Shown(rank, f"seed {run.experiment.seed}, {target.where}", rows, note)

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from fl_app.analysis.measures import LIMITS
+from fl_app.analysis.attackers import WORST_OF_ALL
+from fl_app.analysis.conditions import Condition, conditions_of
+from fl_app.analysis.headline import cautions, headline
+from fl_app.analysis.limits import in_words, limits_of
 from fl_app.analysis.results import Study
-from fl_app.analysis.settings import Setting, settings_of
-from fl_app.analysis.verdict import cautions, headline
 from fl_app.experiment.environment import version_of
 from fl_app.report import about, svg, tables
 from fl_app.report.charts import Chart, by_round, colors_of, trade_offs
@@ -21,25 +22,25 @@ from fl_app.report.palette import DARK, LIGHT, color_at, mark_at
 HERE = Path(__file__).parent
 
 
-class Group(NamedTuple):
-    """Settings that can be compared with each other, and what is drawn of them."""
+class Section(NamedTuple):
+    """Conditions that can be compared with each other, and what is drawn of them."""
 
     title: str
-    settings: list[Setting]
+    conditions: list[Condition]
     trade_offs: list[Chart]
     by_round: list[Chart]
     legend: list[tuple[str, Markup]]
 
 
-def groups_of(settings: Sequence[Setting]) -> list[Group]:
-    """The settings by data set and model."""
-    found, colors = [], colors_of(settings)
-    names = list(dict.fromkeys(setting.apart for setting in settings))
+def sections_of(conditions: Sequence[Condition]) -> list[Section]:
+    """The conditions by data set and model."""
+    found, colors = [], colors_of(conditions)
+    names = list(dict.fromkeys(one.apart for one in conditions))
     for place, name in enumerate(names, 1):
-        own = [setting for setting in settings if setting.apart == name]
+        own = [one for one in conditions if one.apart == name]
         suffix = f"-{place}" if len(names) > 1 else ""
-        legend = [(family, _swatch(colors[family])) for family in dict.fromkeys(setting.family for setting in own)]
-        found.append(Group(name, own, trade_offs(own, colors, suffix), by_round(own, colors, suffix), legend))
+        legend = [(family, _swatch(colors[family])) for family in dict.fromkeys(one.family for one in own)]
+        found.append(Section(name, own, trade_offs(own, colors, suffix), by_round(own, colors, suffix), legend))
     return found
 
 
@@ -57,26 +58,27 @@ def _drawn(chart: Chart) -> Markup:
     return Markup(svg.draw(chart))  # escapes each text itself
 
 
-def render(study: Study, groups: Sequence[Group]) -> str:
+def render(study: Study, sections: Sequence[Section]) -> str:
     """The page."""
     loader = jinja2.FileSystemLoader(HERE)
     templates = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     templates.filters["breakable"] = breakable
-    settings = [setting for group in groups for setting in group.settings]
+    conditions = [one for section in sections for one in section.conditions]
     context: dict[str, Any] = {
         "study": study,
-        "groups": groups,
-        "several": len(groups) > 1,
+        "groups": sections,
+        "several": len(sections) > 1,
         "drawn": _drawn,
-        "verdicts": [(group.title, headline(group.settings), cautions(group.settings)) for group in groups],
+        "verdicts": [(one.title, headline(one.conditions), cautions(one.conditions)) for one in sections],
         "words": about.in_words(study),
-        "limits": LIMITS,
-        "summary": tables.summary(settings),
-        "attackers": tables.attackers(settings),
-        "cost": tables.cost(settings),
-        "gallery": [shown for setting in settings if (shown := exhibit(setting)) is not None],
+        "limits": in_words(limits_of(study.measures), sources=True),
+        "informed": WORST_OF_ALL,
+        "summary": tables.summary(conditions),
+        "attackers": tables.attackers(conditions),
+        "cost": tables.cost(conditions),
+        "gallery": [shown for one in conditions if (shown := exhibit(one)) is not None],
         "facts": about.facts(study),
         "two_runs": any(cell.training is not cell.attacked for cell in study.cells),
         "environment": about.environment(study),
@@ -94,8 +96,8 @@ def render(study: Study, groups: Sequence[Group]) -> str:
     return templates.get_template("report.html").render(context)
 
 
-def page_of(study: Study) -> tuple[str, list[Group], list[Setting]]:
-    """(page, groups with their charts, settings) of a study."""
-    settings = settings_of(study)
-    groups = groups_of(settings)
-    return render(study, groups), groups, settings
+def page_of(study: Study) -> tuple[str, list[Section], list[Condition]]:
+    """(page, sections with their charts, conditions) of a study."""
+    conditions = conditions_of(study.cells, unfinished=study.kind == "run")
+    sections = sections_of(conditions)
+    return render(study, sections), sections, conditions

@@ -1,16 +1,19 @@
-"""The tables of a report, as they are shown: cells with what they are sorted by."""
+"""The tables of a report, as they are shown: entries with what they are sorted by."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from fl_app.analysis.measures import PSNR, SHOWN, Measure
-from fl_app.analysis.settings import Attacker, Setting, floors_of, mean
-from fl_app.analysis.verdict import judge
+from fl_app.analysis.attackers import Attacker, in_words
+from fl_app.analysis.conditions import Condition, floors_of, mean, measures_shown
+from fl_app.analysis.verdict import verdict_of
+from fl_app.scoring.base import Measure
 from fl_app.scoring.score import Summary, summarize
 
+INFORMED = "informed: worst of all attackers"
 
-class Cell(NamedTuple):
+
+class Entry(NamedTuple):
     """What stands in a table; `small` is the interval or range behind a number, `order` what a column is sorted by."""
 
     text: str
@@ -33,8 +36,8 @@ class Table(NamedTuple):
 
     name: str
     columns: list[Column]
-    rows: list[list[Cell]]
-    foot: list[list[Cell]]
+    rows: list[list[Entry]]
+    foot: list[list[Entry]]
 
     @property
     def groups(self) -> list[tuple[str, int]]:
@@ -42,136 +45,160 @@ class Table(NamedTuple):
         return [(title, len(list(columns))) for title, columns in groupby(self.columns, key=lambda column: column.group)]
 
 
-NOTHING = Cell("-", style="none")
+NOTHING = Entry("-", style="none")
 
 
-def number(value: float | None, digits: int, small: str = "") -> Cell:
+def number(value: float | None, digits: int, small: str = "") -> Entry:
     """A number, or a dash."""
-    return NOTHING if value is None else Cell(f"{value:.{digits}f}", small, value)
+    return NOTHING if value is None else Entry(f"{value:.{digits}f}", small, value)
 
 
-def significant(value: float | None) -> Cell:
+def significant(value: float | None) -> Entry:
     """A number of any size to three digits."""
-    return NOTHING if value is None else Cell(f"{value:.3g}", "", value)
+    return NOTHING if value is None else Entry(f"{value:.3g}", "", value)
 
 
-def leak_cell(found: Summary, measure: Measure) -> Cell:
+def half(found: Summary, measure: Measure) -> str:
+    """Half of the 95 % interval as shown; empty if there is none."""
+    return "" if found.low is None or found.high is None else f"{(found.high - found.low) / 2:.{measure.digits}f}"
+
+
+def leak_entry(found: Summary, measure: Measure, hint: str = "") -> Entry:
     """A mean with its interval, marked if it is beyond the threshold."""
     if found.mean is None:
         return NOTHING
-    half = measure.half(found)
-    return Cell(measure.text(found.mean), f"± {half}" if half else "", found.mean, "leak" if measure.leaked(found) else "")
+    interval, style = half(found, measure), "leak" if measure.leaks(found.mean) else ""
+    return Entry(measure.text(found.mean), f"± {interval}" if interval else "", found.mean, style, hint)
 
 
 def _spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
     return f"{min(values) * scale:.{digits}f} to {max(values) * scale:.{digits}f}" if len(values) > 1 else ""
 
 
-def _leaks(attacker: Attacker | None) -> list[Cell]:
-    if attacker is None:
-        return [NOTHING] * len(SHOWN)
-    return [leak_cell(attacker.summary(measure.key), measure) for measure in SHOWN]
+def _leaks(found: Mapping[str, Attacker | None], measures: Mapping[str, Measure]) -> list[Entry]:
+    """What attackers reached, by metric."""
+    return [
+        NOTHING if (one := found[name]) is None else leak_entry(one.summary(name), measure, one.name)
+        for name, measure in measures.items()
+    ]
 
 
-def summary(settings: Sequence[Setting]) -> Table:
-    """One row a setting; blind guesses below."""
-    leaks = [measure.title for measure in SHOWN]
+def summary(conditions: Sequence[Condition]) -> Table:
+    """One row per condition; blind guesses below."""
+    measures = measures_shown(conditions, "tables")
     columns = [
         Column("#"),
         Column("setting", number=False),
         Column("verdict", number=False),
         Column("accuracy, %"),
         Column("PMM"),
-        *(Column(title, "naive attacker") for title in leaks),
-        *(Column(title, "worst informed attacker") for title in leaks),
-        Column("which", "worst informed attacker", number=False),
+        *(Column(measure.title, "naive attacker") for measure in measures.values()),
+        *(Column(measure.title, INFORMED) for measure in measures.values()),
+        Column("which", INFORMED, number=False),
         Column("targets"),
         Column("epsilon"),
         Column("s / round"),
     ]
     rows = []
-    for setting in settings:
-        verdict = judge(setting)
-        accuracies, kept = list(setting.accuracies.values()), list(setting.pmm.values())
-        value, shown = mean(accuracies), [one for one in (setting.naive, setting.informed) if one is not None]
-        which, failed = setting.informed, sum(one.summary(PSNR.key).failed for one in shown)
+    for one in conditions:
+        verdict = verdict_of(one)
+        accuracies, kept = list(one.accuracies.values()), list(one.pmm.values())
+        value = mean(accuracies)
+        naive, informed = ({name: find(name) for name in measures} for find in (one.naive, one.informed))
+        shown = list(dict.fromkeys(each for each in (*naive.values(), *informed.values()) if each is not None))
+        failed = sum(each.failed for each in shown)
         rows.append(
             [
-                Cell(str(setting.number), "", setting.number),
-                Cell(setting.label, style="name"),
-                Cell(verdict.word, style=verdict.word.partition(" ")[0], hint="; ".join(verdict.reasons)),
+                Entry(str(one.number), "", one.number),
+                Entry(one.label, style="name"),
+                Entry(verdict.word, style=verdict.word.partition(" ")[0], hint="; ".join(verdict.reasons)),
                 number(None if value is None else value * 100, 1, _spread(accuracies, 1, 100.0)),
-                number(mean(kept), 3, "" if setting.undefended else _spread(kept, 3)),
-                *_leaks(setting.naive),
-                *_leaks(setting.informed),
-                Cell(which.who, which.asked.partition("(")[0], hint=which.attack) if which else NOTHING,
-                number(max((len(one.targets) for one in shown), default=None), 0, f"{failed} failed" if failed else ""),
-                significant(setting.epsilon),
-                significant(setting.seconds_a_round),
+                number(mean(kept), 3, "" if one.undefended else _spread(kept, 3)),
+                *_leaks(naive, measures),
+                *_leaks(informed, measures),
+                _which(informed, measures),
+                number(max((len(each.targets) for each in shown), default=None), 0, f"{failed} failed" if failed else ""),
+                significant(one.epsilon),
+                significant(one.seconds_a_round),
             ]
         )
-    return Table("summary", columns, rows, _floors(settings, len(columns)))
+    return Table("summary", columns, rows, _floors(conditions, measures, len(columns)))
 
 
-def _floors(settings: Sequence[Setting], width: int) -> list[list[Cell]]:
+def _which(found: Mapping[str, Attacker | None], measures: Mapping[str, Measure]) -> Entry:
+    """Who the worst attacker was, by each metric."""
+    attackers = list(dict.fromkeys(one for one in found.values() if one is not None))
+    if not attackers:
+        return NOTHING
+    words = in_words({measures[name].title: one for name, one in found.items()})
+    attacks = dict.fromkeys(one.asked.partition("(")[0] for one in attackers)
+    return Entry(words, ", ".join(attacks), hint="; ".join(one.attack for one in attackers))
+
+
+def _floors(conditions: Sequence[Condition], measures: Mapping[str, Measure], width: int) -> list[list[Entry]]:
     found = []
-    for group in dict.fromkeys(setting.apart for setting in settings):
-        for name, rows in floors_of([setting for setting in settings if setting.apart == group]).items():
-            means = [summarize([{one.key: row.get(one.key)} for row in rows], one.key) for one in SHOWN]
-            leaks = [leak_cell(value, measure)._replace(style="") for value, measure in zip(means, SHOWN, strict=True)]
+    for group in dict.fromkeys(one.apart for one in conditions):
+        for name, rows in floors_of([one for one in conditions if one.apart == group]).items():
+            leaks = [leak_entry(summarize(rows, metric), measure)._replace(style="") for metric, measure in measures.items()]
             label = f"blind guess: {name}" + (f" ({group})" if group else "")
-            cells = [Cell(""), Cell(label, style="name"), Cell(""), Cell(""), Cell(""), *leaks]
-            cells += [Cell("")] * (len(SHOWN) + 1) + [number(len(rows), 0)]
-            found.append(cells + [Cell("")] * (width - len(cells)))
+            entries = [Entry(""), Entry(label, style="name"), Entry(""), Entry(""), Entry(""), *leaks]
+            entries += [Entry("")] * (len(measures) + 1) + [number(len(rows), 0)]
+            found.append(entries + [Entry("")] * (width - len(entries)))
     return found
 
 
-def attackers(settings: Sequence[Setting]) -> Table:
-    """One row an attacker: what it knew, what the server saw, what it reached."""
+def told(attacker: Attacker) -> str:
+    """What an attacker was told beyond the protocol."""
+    return attacker.ledger.removesuffix(" beyond the protocol")
+
+
+def attackers(conditions: Sequence[Condition]) -> Table:
+    """One row per attacker: what it knew, what the server saw, what it reached."""
+    measures = measures_shown(conditions, "tables")
     heads = ("setting", "who", "attack as it was run", "told beyond the protocol", "server saw")
     columns = [Column("#"), *(Column(head, number=False) for head in heads)]
-    columns += [Column("targets"), Column("failed"), *(Column(measure.title) for measure in SHOWN)]
+    columns += [Column("targets"), Column("failed"), *(Column(measure.title) for measure in measures.values())]
     rows = [
         [
-            Cell(str(setting.number), "", setting.number),
-            Cell(setting.label, style="name"),
-            Cell(one.who),
-            Cell(one.attack, style="code"),
-            Cell(one.ledger),
-            Cell(f"{one.visibility} updates"),
+            Entry(str(condition.number), "", condition.number),
+            Entry(condition.label, style="name"),
+            Entry(one.who),
+            Entry(one.attack, style="code"),
+            Entry(told(one)),
+            Entry(f"{one.visibility} updates"),
             number(len(one.targets), 0),
-            number(one.summary(PSNR.key).failed, 0),
-            *_leaks(one),
+            number(one.failed, 0),
+            *_leaks(dict.fromkeys(measures, one), measures),
         ]
-        for setting in settings
-        for one in setting.attackers
+        for condition in conditions
+        for one in condition.attackers
     ]
     return Table("attackers", columns, rows, [])
 
 
-def cost(settings: Sequence[Setting]) -> Table:
-    """One row a setting: what training and attacking it took."""
+def cost(conditions: Sequence[Condition]) -> Table:
+    """One row per condition: what training and attacking it took."""
     heads = ("s / round", "of undefended", "training, s", "naive attack, s / target", "informed attack, s / target")
     columns = [Column("#"), Column("setting", number=False), *(Column(head) for head in heads)]
-    plain = {repr(one.others): one.seconds_a_round for one in settings if one.undefended}
+    plain = {repr(one.others): one.seconds_a_round for one in conditions if one.undefended}
     rows = []
-    for one in settings:
+    for one in conditions:
         base, seconds = plain.get(repr(one.others)), one.seconds_a_round
         total = mean([float(run.metrics[-1]["seconds"]) for run in one.trained.values() if run.metrics])
         rows.append(
             [
-                Cell(str(one.number), "", one.number),
-                Cell(one.label, style="name"),
+                Entry(str(one.number), "", one.number),
+                Entry(one.label, style="name"),
                 significant(seconds),
                 number(seconds / base if seconds is not None and base else None, 2),
                 number(total, 1),
-                *(significant(_a_target(attacker)) for attacker in (one.naive, one.informed)),
+                *(significant(_per_target(attacker)) for attacker in (one.naive(), one.told())),
             ]
         )
     return Table("cost", columns, rows, [])
 
 
-def _a_target(attacker: Attacker | None) -> float | None:
+def _per_target(attacker: Attacker | None) -> float | None:
     if attacker is None or attacker.seconds is None or not attacker.targets:
         return None
     return attacker.seconds / len(attacker.targets)

@@ -1,4 +1,4 @@
-"""A run or sweep as TensorBoard events: one TensorBoard run a cell, with its scalars by round, its ledgers and its pictures."""
+"""A run or sweep as TensorBoard events: one TensorBoard run per cell, with its scalars by round, ledgers and pictures."""
 
 import re
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fl_app.analysis.attackers import Attacker
 from fl_app.analysis.results import AttackResult, CellResult, Study
-from fl_app.report.export import SCORED
-from fl_app.scoring.score import summarize
+from fl_app.scoring.metrics import METRICS
 from fl_app.store.files import RunError
 
 NOT_SCALARS = ("round",)
@@ -57,16 +57,15 @@ def _cell(out: Any, cell: CellResult) -> None:
 
 
 def _attack(out: Any, attack: AttackResult) -> None:
-    """Means over the targets of each round, as one curve a metric and attack."""
+    """Means over the targets of each round, as one curve per metric and attack."""
     name = f"{attack.who} {attack.folder.name}"
     out.add_text(name, _lines({"attack": attack.attack, "asked": attack.asked, "granted": attack.ledger}))
-    rounds: dict[int, list[Any]] = {}
-    for line, row in zip(attack.lines, attack.rows, strict=True):
-        rounds.setdefault(line["round"], []).append(row)
-    for server_round, rows in sorted(rounds.items()):
-        out.add_scalar(f"failed targets/{name}", rows.count(None), server_round)
-        for metric in SCORED:
-            mean = summarize([None if row is None else {metric: row.get(metric)} for row in rows], metric).mean
+    attacker = Attacker([attack])
+    for server_round in attacker.rounds:
+        failed = sum(not target.done for target in attacker.targets if target.round == server_round)
+        out.add_scalar(f"failed targets/{name}", failed, server_round)
+        for metric in (*METRICS, *attack.measures):
+            mean = attacker.summary(metric, server_round).mean
             if mean is not None:
                 out.add_scalar(f"{metric}/{name}", mean, server_round)
     for picture in PICTURES:

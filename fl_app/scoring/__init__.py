@@ -1,1 +1,1 @@
-"""Metrics: pure functions."""
+"""Reconstructions against the truth: metrics, matching, floors and pictures."""

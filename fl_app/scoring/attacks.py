@@ -1,29 +1,25 @@
-"""Scores of an attack's guesses on a run: read back from disk, held against the truth and the floors, written beside them."""
+"""Scores of an attack's reconstructions on a run: read back from disk, held against the truth and the floors, and kept."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
-from torch import nn
 
-from fl_app.core.local import Tensors
 from fl_app.core.observation import Key
 from fl_app.core.seeds import generator
 from fl_app.experiment.assets import Assets
 from fl_app.experiment.truth import clients_behind, true_aggregate, true_positions
-from fl_app.scoring.classifier import clean_accuracy, kl_divergence
+from fl_app.scoring.answers import score_answer
+from fl_app.scoring.base import Judge, Metric, Tools
 from fl_app.scoring.floors import FLOORS
 from fl_app.scoring.grids import save_grid
-from fl_app.scoring.noise_ratio import noise_ratio
-from fl_app.scoring.score import Row, Scores, score, success_rate, summarize
+from fl_app.scoring.metrics import METRICS
+from fl_app.scoring.score import score
+from fl_app.scoring.target import Row, TargetScore, lines_of
 from fl_app.store.files import write_atomic
-from fl_app.store.reconstructions import guess_path, load_guess
 
-METRICS = ("psnr", "ssim", "mse", "lpips_alex", "lpips_vgg", "label_accuracy")
-JUDGED = ("kl", "judged_accuracy")
-"""Only with a judge: KL of its class distributions, and how often it sees the true class in a guess."""
 AT_MOST = 16
 
 
@@ -37,25 +33,32 @@ class Scoring:
         failures: dict[Key, str],
         *,
         perceptual: bool = True,
-        judge: tuple[nn.Module, Tensors] | None = None,
+        judge: Judge | None = None,
         evaluator: Path | None = None,
         floors: bool = True,
+        metrics: Mapping[str, Metric] = METRICS,
     ) -> None:
-        self.evaluator = evaluator
-        self.assets, self.folder, self.failures, self.perceptual, self.judge = assets, folder, failures, perceptual, judge
-        self.metrics = METRICS + (JUDGED if judge else ()) + (("noise_ratio",) if evaluator else ())
-        self.lines: list[dict[str, Any]] = []
+        self.assets, self.folder, self.failures = assets, folder, failures
+        self.tools = Tools(judge, evaluator, perceptual)
+        self.metrics = {name: metric for name, metric in metrics.items() if self.tools.has(metric.needs)}
+        self.targets: list[TargetScore] = []
         self.floors: dict[str, list[Row]] = {name: [] for name in FLOORS} if floors else {}
         self._shown: list[tuple[torch.Tensor, torch.Tensor, str]] = []
 
     def run(self, keys: list[Key], on_done: Callable[[], None] = lambda: None) -> Self:
         """Score all targets, failed ones as failed; the folder then has them as scores.jsonl."""
         for key in keys:
-            self.lines.append(self._target(key))
+            self.targets.append(self._target(key))
             on_done()
-        text = "".join(json.dumps(line) + "\n" for line in self.lines)
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.folder / "scores.jsonl", text)
+        write_atomic(self.folder / "scores.jsonl", lines_of(self.targets))
+        # What is plugged in is described, so that results can be read without importing it.
+        plugged = {name: metric.to_dict() for name, metric in self.metrics.items() if name not in METRICS}
+        described = self.folder / "metrics.json"
+        if plugged:
+            write_atomic(described, json.dumps(plugged, indent=1))
+        else:
+            described.unlink(missing_ok=True)
         blind = [{"floor": name, **row} for name, rows in self.floors.items() for row in rows]
         if blind:
             write_atomic(self.folder / "floors.jsonl", "".join(json.dumps(line) + "\n" for line in blind))
@@ -64,9 +67,9 @@ class Scoring:
         return self
 
     def save_picture(self, path: Path, shown: dict[str, "Scoring"]) -> None:
-        """A picture of the truth and of the same targets' guesses by one or more attacks, one a row."""
+        """A picture of the truth and of the same targets' reconstructions by one or more attacks, one per row."""
         true_x, _, captions = zip(*self._shown[:AT_MOST], strict=True)
-        rows = {name: torch.stack([guess for _, guess, _ in one._shown[:AT_MOST]]) for name, one in shown.items()}
+        rows = {name: torch.stack([rebuilt for _, rebuilt, _ in one._shown[:AT_MOST]]) for name, one in shown.items()}
         save_grid(path, torch.stack(true_x), rows, captions)
 
     @property
@@ -75,59 +78,23 @@ class Scoring:
         return [caption for _, _, caption in self._shown[:AT_MOST]]
 
     def rows(self) -> list[Row | None]:
-        """One row a target; None where it failed."""
-        return [{name: line[name] for name in self.metrics} if line["status"] == "done" else None for line in self.lines]
+        """One row per target; None where it failed."""
+        return [one.values if one.done else None for one in self.targets]
 
-    def _target(self, key: Key) -> dict[str, Any]:
-        server_round, client = key
-        line: dict[str, Any] = {"round": server_round, "client": client}
-        path = guess_path(self.folder, key)
-        if key in self.failures or not path.exists():
-            return {**line, "status": "failed", "reason": self.failures.get(key, "there is no guess")}
-        clients = clients_behind(self.assets, client, server_round)
-        true_x, true_y = true_aggregate(self.assets, clients, server_round)
-        try:
-            x, y, loss, notes = load_guess(path)
-            scores = score(x, y, true_x, true_y, perceptual=self.perceptual)
-        except ValueError as error:
-            return {**line, "status": "failed", "reason": str(error)}
-        self._keep_picture(x, true_x, true_y, scores, key)
-        self._blind(key, clients, true_x, true_y)
-        row = self._row(scores, x, true_x, true_y)
-        return {**line, "status": "done", **row, "loss": loss, **notes, "unavailable": scores.unavailable}
-
-    def _row(self, scores: Scores, x: torch.Tensor, true_x: torch.Tensor, true_y: torch.Tensor) -> Row:
-        row = scores.row()
-        if self.evaluator is not None:
-            row["noise_ratio"] = noise_ratio(x, self.evaluator).mean().item()
-        if self.judge is not None:
-            guess = x[scores.order]
-            row["kl"] = kl_divergence(*self.judge, true_x, guess).mean().item()
-            row["judged_accuracy"] = clean_accuracy(*self.judge, guess, true_y)
-        return row
-
-    def success(self, threshold: float = 30.0) -> float:
-        """The share of targets whose mean PSNR reaches a threshold; failed ones do not."""
-        values = torch.tensor([line["psnr"] for line in self.lines if line["status"] == "done"])
-        return success_rate(values, threshold, failed=len(self.lines) - len(values))
-
-    def _keep_picture(self, x: torch.Tensor, true_x: torch.Tensor, true_y: torch.Tensor, scores: Scores, key: Key) -> None:
-        if len(self._shown) < AT_MOST:
-            for true, guess, label in zip(true_x, x[scores.order], true_y.tolist(), strict=True):
-                self._shown.append((true, guess, f"r{key[0]} c{key[1]}: {label}"))
+    def _target(self, key: Key) -> TargetScore:
+        clients = clients_behind(self.assets, key[1], key[0])
+        true_x, true_y = true_aggregate(self.assets, clients, key[0])
+        target, x = score_answer(self.folder, key, (true_x, true_y), self.failures, self.metrics, self.tools)
+        if x is not None:
+            self._blind(key, clients, true_x, true_y)
+            if len(self._shown) < AT_MOST:
+                labels = [f"r{key[0]} c{key[1]}: {label}" for label in true_y.tolist()]
+                self._shown += zip(true_x, x, labels, strict=True)
+        return target
 
     def _blind(self, key: Key, clients: list[int], true_x: torch.Tensor, true_y: torch.Tensor) -> None:
         excluded = torch.cat([true_positions(self.assets, client, key[0]) for client in clients])
-        for name in self.floors:
-            floor = FLOORS[name]
-            rng = generator(self.assets.experiment.seed, "floor", name, *key)
-            blind = floor(self.assets.splits.train, true_y, rng, excluded)
-            scores = score(blind, true_y, true_x, true_y, perceptual=self.perceptual)
-            self.floors[name].append(self._row(scores, blind, true_x, true_y))
-
-    def table(self, who: str = "attack") -> list[tuple[str, dict[str, Any]]]:
-        """(who, metric -> Summary) for the attack and for each floor."""
-        found = [(who, {name: summarize(self.rows(), name) for name in self.metrics})]
         for name, rows in self.floors.items():
-            found.append((f"floor: {name}", {metric: summarize(rows, metric) for metric in self.metrics}))
-        return found
+            rng = generator(self.assets.experiment.seed, "floor", name, *key)
+            blind = FLOORS[name](self.assets.splits.train, true_y, rng, excluded)
+            rows.append(score(blind, true_y, true_x, true_y, self.metrics, self.tools).row())

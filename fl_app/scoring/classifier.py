@@ -17,16 +17,14 @@ def _logits(model: nn.Module, params: Tensors, x: Tensor) -> Tensor:
     return logits.double().cpu()
 
 
-def clean_accuracy(model: nn.Module, params: Tensors, x: Tensor, y: Tensor) -> float:
-    """The share of reconstructions x (n, *shape) in which a classifier trained without defense sees the class y (n,)."""
-    if not len(y):
-        raise ValueError("there is no accuracy on no images")
-    return (_logits(model, params, x).argmax(1) == y.cpu()).double().mean().item()
+def sees_class(model: nn.Module, params: Tensors, x: Tensor, y: Tensor) -> Tensor:
+    """In which reconstructions x (n, *shape) a classifier sees the class y (n,) -> float64 (n,) of 0 and 1."""
+    return (_logits(model, params, x).argmax(1) == y.cpu()).double()
 
 
-def kl_divergence(model: nn.Module, params: Tensors, x_true: Tensor, x_guess: Tensor) -> Tensor:
-    """KL(p_true || p_guess) in nats of the class distributions of (n, *shape) pairs -> (n,)."""
-    if x_true.shape != x_guess.shape:
-        raise ValueError(f"images of {tuple(x_true.shape)} cannot be compared with images of {tuple(x_guess.shape)}")
-    log_true, log_guess = (_logits(model, params, x).log_softmax(1) for x in (x_true, x_guess))
-    return (log_true.exp() * (log_true - log_guess)).sum(1).clamp_min(0)  # below 0 only by rounding
+def kl_divergence(model: nn.Module, params: Tensors, x_true: Tensor, x_rebuilt: Tensor) -> Tensor:
+    """KL(p_true || p_rebuilt) in nats of the class distributions of (n, *shape) pairs -> (n,)."""
+    if x_true.shape != x_rebuilt.shape:
+        raise ValueError(f"images of {tuple(x_true.shape)} cannot be compared with images of {tuple(x_rebuilt.shape)}")
+    log_true, log_rebuilt = (_logits(model, params, x).log_softmax(1) for x in (x_true, x_rebuilt))
+    return (log_true.exp() * (log_true - log_rebuilt)).sum(1).clamp_min(0)  # below 0 only by rounding

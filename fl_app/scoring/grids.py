@@ -48,10 +48,10 @@ def _wrapped(text: str, font: Font, width: int, lines: int) -> list[str]:
     return rows
 
 
-def _numbers(guess: Tensor, truth: Tensor) -> list[list[str]]:
-    """Two lines under each guess: PSNR and SSIM; a guess that is not finite says so."""
+def _numbers(rebuilt: Tensor, truth: Tensor) -> list[list[str]]:
+    """Two lines under each reconstruction: PSNR and SSIM; one that is not finite says so."""
     lines = []
-    for one, true in zip(guess, truth, strict=True):
+    for one, true in zip(rebuilt, truth, strict=True):
         if not torch.isfinite(one).all():
             lines.append(["not finite"])
             continue
@@ -61,23 +61,23 @@ def _numbers(guess: Tensor, truth: Tensor) -> list[list[str]]:
     return lines
 
 
-def grid(true_x: Tensor, guesses: dict[str, Tensor], captions: Sequence[str] = ()) -> Image.Image:
-    """The picture of one target: true_x (n, 1 or 3, h, w), guesses {attack: same shape, already matched to the truth}.
+def grid(true_x: Tensor, rebuilt: dict[str, Tensor], captions: Sequence[str] = ()) -> Image.Image:
+    """The picture of one target: true_x (n, 1 or 3, h, w), rebuilt {attack: same shape, already matched to the truth}.
 
-    A caption (the class, say) stands under each true image, PSNR and SSIM under each guess. At most 16 columns are shown.
+    A caption (the class, say) stands under each true image, PSNR and SSIM under each reconstruction. It has at most 16 columns.
     """
     if true_x.ndim != 4 or true_x.shape[1] not in (1, 3) or not len(true_x):
         raise ValueError(f"a grid shows grey or RGB images (n, 1 or 3, h, w), not {tuple(true_x.shape)}")
-    for name, guess in guesses.items():
-        if guess.shape != true_x.shape:
-            raise ValueError(f"the guess of '{name}' has the shape {tuple(guess.shape)}, not {tuple(true_x.shape)}")
+    for name, one in rebuilt.items():
+        if one.shape != true_x.shape:
+            raise ValueError(f"the reconstruction of '{name}' has the shape {tuple(one.shape)}, not {tuple(true_x.shape)}")
     if captions and len(captions) != len(true_x):
         raise ValueError(f"{len(captions)} captions for {len(true_x)} images")
     font, bold, shown = ImageFont.load_default(12), ImageFont.load_default(14), true_x[:COLUMNS].cpu()
     under = [[text] for text in captions[:COLUMNS]] or [[] for _ in shown]
     rows = [("truth", shown, under)]
-    for name, guess in guesses.items():
-        rows.append((name, guess[:COLUMNS].cpu(), _numbers(guess[:COLUMNS].cpu(), shown)))
+    for name, one in rebuilt.items():
+        rows.append((name, one[:COLUMNS].cpu(), _numbers(one[:COLUMNS].cpu(), shown)))
 
     tile = _picture(shown[0])
     cell = max(tile.width, 64)
@@ -108,9 +108,9 @@ def grid(true_x: Tensor, guesses: dict[str, Tensor], captions: Sequence[str] = (
     return sheet
 
 
-def save_grid(path: Path, true_x: Tensor, guesses: dict[str, Tensor], captions: Sequence[str] = ()) -> None:
+def save_grid(path: Path, true_x: Tensor, rebuilt: dict[str, Tensor], captions: Sequence[str] = ()) -> None:
     """Write `grid` as one PNG, so that a reader sees the old or the new file and never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    grid(true_x, guesses, captions).save(temporary, format="PNG")
+    grid(true_x, rebuilt, captions).save(temporary, format="PNG")
     temporary.replace(path)

@@ -1,24 +1,24 @@
-"""Which guess is meant for which true example: an update has no order, so the cheapest pairing counts."""
+"""Which reconstruction is meant for which true example: an update has no order, so the cheapest pairing counts."""
 
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 
-def match(guess_x: Tensor, true_x: Tensor) -> Tensor:
-    """The Hungarian pairing of one target: `guess_x[match(guess_x, true_x)]` lies beside true_x with the least MSE.
+def match(x: Tensor, true_x: Tensor) -> Tensor:
+    """The Hungarian pairing of one target: `x[match(x, true_x)]` lies beside true_x with the least MSE.
 
-    guess_x (n, *shape), true_x (n, *shape) -> int64 (n,).
+    x (n, *shape), true_x (n, *shape) -> int64 (n,).
     """
-    if guess_x.shape != true_x.shape:
-        raise ValueError(f"a guess of shape {tuple(guess_x.shape)} cannot be paired with a truth of {tuple(true_x.shape)}")
+    if x.shape != true_x.shape:
+        raise ValueError(f"a reconstruction of shape {tuple(x.shape)} cannot be paired with a truth of {tuple(true_x.shape)}")
     # float64, because cdist expands the square and float32 would confuse near-identical images
-    distance = torch.cdist(true_x.detach().flatten(1).double(), guess_x.detach().flatten(1).double()).square()
-    return torch.as_tensor(linear_sum_assignment(distance.cpu().numpy())[1], device=guess_x.device)
+    distance = torch.cdist(true_x.detach().flatten(1).double(), x.detach().flatten(1).double()).square()
+    return torch.as_tensor(linear_sum_assignment(distance.cpu().numpy())[1], device=x.device)
 
 
-def match_all(guess_x: Tensor, true_x: Tensor) -> Tensor:
+def match_all(x: Tensor, true_x: Tensor) -> Tensor:
     """`match` for each of several targets: (targets, n, *shape) twice -> int64 (targets, n)."""
-    if guess_x.shape != true_x.shape:
-        raise ValueError(f"guesses of shape {tuple(guess_x.shape)} cannot be paired with truths of {tuple(true_x.shape)}")
-    return torch.stack([match(guess, truth) for guess, truth in zip(guess_x, true_x, strict=True)])
+    if x.shape != true_x.shape:
+        raise ValueError(f"reconstructions of shape {tuple(x.shape)} cannot be paired with truths of {tuple(true_x.shape)}")
+    return torch.stack([match(one, truth) for one, truth in zip(x, true_x, strict=True)])

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from client_defenses.tools import evaluator as evaluation
 from client_defenses.tools.evaluator import EvaluatorError
-from fl_app.scoring.perceptual import Unavailable
+from fl_app.scoring.base import Unavailable
 
-PRIVATE = 0.4
-"""From here on people do not recognise what is shown (Appendix N)."""
 CHUNK = 512
 
 
@@ -18,7 +16,7 @@ CHUNK = 512
 def noise_ratio(x: Tensor, evaluator: str | Path | None) -> Tensor:
     """D of images (n, c, h, w) in [0, 1] -> float64 (n,), 1 is pure noise. Raises Unavailable(reason) without a network.
 
-    It looks at one image, not at a pair. A guess that refiner's own network was fooled by gets a high value from that
+    It looks at one image, not at a pair. A reconstruction that refiner's own network was fooled by gets a high value from that
     network, so a network with another seed is the fairer judge.
     """
     if not evaluator:

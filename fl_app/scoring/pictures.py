@@ -11,14 +11,14 @@ from fl_app.experiment.assets import Assets, assets_of
 from fl_app.experiment.config import Experiment
 from fl_app.experiment.truth import clients_behind, true_aggregate
 from fl_app.scoring.matching import match
-from fl_app.store.reconstructions import guess_path, load_guess
+from fl_app.store.reconstructions import Reconstruction, guess_path, load_answer
 
 
 class Pictured(NamedTuple):
-    """One target: images (n, 1 or 3, h, w) in [0, 1], guesses matched to the truth; None where there is none."""
+    """One target: images (n, 1 or 3, h, w) in [0, 1], reconstructions matched to the truth; None where there is none."""
 
     truth: Tensor
-    guesses: list[Tensor | None]
+    rebuilt: list[Tensor | None]
     examples: int
     """How many examples the target has; the first n of them are shown."""
 
@@ -29,14 +29,15 @@ def truth_of(experiment: Experiment) -> Assets:
 
 
 def picture(assets: Assets, key: Key, folders: Sequence[Path], at_most: int) -> Pictured:
-    """The truth of a target and the guess in each attack's folder; ValueError if these are no images."""
+    """The truth of a target and the reconstruction in each attack's folder; ValueError if these are no images."""
     x, _ = true_aggregate(assets, clients_behind(assets, key[1], key[0]), key[0])
     if x.ndim != 4 or x.shape[1] not in (1, 3):
         raise ValueError(f"examples of shape {tuple(x.shape[1:])} cannot be shown as images")
-    guesses: list[Tensor | None] = []
+    rebuilt: list[Tensor | None] = []
     for folder in folders:
         path = guess_path(folder, key)
-        guess = load_guess(path)[0] if path.exists() else None
-        fits = guess is not None and guess.shape == x.shape and bool(guess.isfinite().all())
-        guesses.append(guess[match(guess, x)][:at_most] if guess is not None and fits else None)
-    return Pictured(x[:at_most], guesses, len(x))
+        answer = load_answer(path) if path.exists() else None
+        found = answer.x if isinstance(answer, Reconstruction) else None
+        fits = found is not None and found.shape == x.shape and bool(found.isfinite().all())
+        rebuilt.append(found[match(found, x)][:at_most] if found is not None and fits else None)
+    return Pictured(x[:at_most], rebuilt, len(x))

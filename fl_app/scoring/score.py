@@ -1,7 +1,7 @@
-"""The one place where a guess meets the truth: the scores of a target, and what many targets say together."""
+"""The one place where a reconstruction meets the truth: the scores of a target, and what many targets say together."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,34 +9,25 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fl_app.scoring.images import mse, psnr_of, ssim
+from fl_app.scoring.base import Matched, Metric, Tools, Unavailable
 from fl_app.scoring.matching import match
-from fl_app.scoring.perceptual import Unavailable, lpips_distance
-
-Row = dict[str, float | None]
-"""One target: metric name -> its mean over the target's images, or None where the metric is unavailable."""
+from fl_app.scoring.metrics import METRICS
+from fl_app.scoring.target import Row
 
 
 @dataclass(frozen=True)
 class Scores:
-    """One target's scores: tensors (n,), one value an image, in the order of the truth; None where unavailable."""
+    """One target's scores: by metric a tensor (n,), one value per example, in the order of the truth."""
 
-    mse: Tensor
-    psnr: Tensor
-    ssim: Tensor | None
-    lpips_alex: Tensor | None
-    lpips_vgg: Tensor | None
-    label_accuracy: float
+    values: dict[str, Tensor]
     order: Tensor
-    """int64 (n,): guess order[i] was held against true example i."""
+    """int64 (n,): reconstruction order[i] was held against true example i."""
     unavailable: dict[str, str] = field(default_factory=dict)
-    """Metric name -> why it has no value."""
+    """Metric name -> why it has no values."""
 
-    def row(self) -> Row:
-        """The target as plain numbers, one a metric."""
-        images = {name: getattr(self, name) for name in ("mse", "psnr", "ssim", "lpips_alex", "lpips_vgg")}
-        means = {name: None if values is None else values.mean().item() for name, values in images.items()}
-        return {**means, "label_accuracy": self.label_accuracy}
+    def row(self) -> dict[str, float | None]:
+        """The target as plain numbers, one per metric; None where it is unavailable."""
+        return {name: values.mean().item() for name, values in self.values.items()} | dict.fromkeys(self.unavailable)
 
 
 class Summary(NamedTuple):
@@ -54,54 +45,44 @@ class Summary(NamedTuple):
     """Targets that were scored, but where this metric could not be computed."""
 
 
-def label_accuracy(guess_y: Tensor, true_y: Tensor) -> float:
-    """The share of n true classes that are among the guessed, each guess used once: the overlap of two multisets / n."""
-    if guess_y.shape != true_y.shape or not true_y.numel():
-        raise ValueError(f"{tuple(guess_y.shape)} guessed classes cannot be held against {tuple(true_y.shape)} true ones")
-    classes = int(torch.maximum(guess_y.max(), true_y.max())) + 1
-    guessed, true = (torch.bincount(y.cpu(), minlength=classes) for y in (guess_y, true_y))
-    return torch.minimum(guessed, true).sum().item() / true_y.numel()
+def score(
+    x: Tensor,
+    y: Tensor,
+    true_x: Tensor,
+    true_y: Tensor,
+    metrics: Mapping[str, Metric] = METRICS,
+    tools: Tools | None = None,
+) -> Scores:
+    """Score one target (a client's round): x (n, *shape) in [0, 1], y int64 (n,); it is first matched to the truth.
 
-
-def score(guess_x: Tensor, guess_y: Tensor, true_x: Tensor, true_y: Tensor, *, perceptual: bool = True) -> Scores:
-    """Score one target (a client's round): x (n, *shape) in [0, 1], y int64 (n,); guesses are first matched to the truth.
-
-    A guess with values that are no numbers or outside [0, 1] is a ValueError: such a target failed, and has no score.
+    Metrics whose needs are not met are left out. A reconstruction with values that are no numbers or outside [0, 1] is a
+    ValueError: such a target failed, and has no score.
     """
-    guess_x = guess_x.detach().to(true_x.device)
-    if not torch.isfinite(guess_x).all() or guess_x.min() < 0 or guess_x.max() > 1:
-        raise ValueError("the guess holds values that are not numbers in [0, 1]")
-    order = match(guess_x, true_x)
-    guess = guess_x[order]
-    error = mse(guess, true_x)
+    x, tools = x.detach().to(true_x.device), tools or Tools()
+    if not torch.isfinite(x).all() or x.min() < 0 or x.max() > 1:
+        raise ValueError("the reconstruction holds values that are not numbers in [0, 1]")
+    if y.shape != true_y.shape:
+        raise ValueError(f"{tuple(y.shape)} answered classes cannot be held against {tuple(true_y.shape)} true ones")
+    order = match(x, true_x)
+    pairs = Matched(x[order], y.to(order.device)[order], true_x, true_y, tools)
+    values: dict[str, Tensor] = {}
     reasons: dict[str, str] = {}
-
-    def attempt(name: str, metric: Callable[[], Tensor]) -> Tensor | None:
-        try:
-            return metric()
-        except Unavailable as reason:
-            reasons[name] = str(reason)
-            return None
-
-    if true_x.ndim == 4 and min(true_x.shape[2:]) >= 3:
-        similarity = ssim(guess, true_x)
-    else:
-        similarity, reasons["ssim"] = None, f"SSIM needs images of at least 3 x 3 pixels, not {tuple(true_x.shape[1:])}"
-    if perceptual:
-        alex = attempt("lpips_alex", lambda: lpips_distance(guess, true_x, "alex"))
-        vgg = attempt("lpips_vgg", lambda: lpips_distance(guess, true_x, "vgg"))
-    else:
-        alex = vgg = None
-        reasons |= dict.fromkeys(("lpips_alex", "lpips_vgg"), "not asked for")
-    return Scores(error, psnr_of(error), similarity, alex, vgg, label_accuracy(guess_y, true_y), order, reasons)
+    for name, metric in metrics.items():
+        if tools.has(metric.needs):
+            try:
+                values[name] = metric(pairs)
+            except Unavailable as reason:
+                reasons[name] = str(reason)
+    return Scores(values, order, reasons)
 
 
-def summarize(rows: Sequence[Mapping[str, float | None] | None], key: str) -> Summary:
+def summarize(rows: Sequence[Row | None], key: str) -> Summary:
     """The mean of a metric over targets, with its 95 % confidence interval by the t-distribution.
 
-    A target is the unit: its images come from one update and are not independent. None is a target that failed.
+    A target is the unit: its images come from one update and are not independent. None is a target that failed; one
+    without the metric counts as unavailable.
     """
-    found = [row[key] for row in rows if row is not None]
+    found = [row.get(key) for row in rows if row is not None]
     numbers = [value for value in found if value is not None]
     finite = [value for value in numbers if math.isfinite(value)]
     failed, unavailable = len(rows) - len(found) + len(numbers) - len(finite), len(found) - len(numbers)

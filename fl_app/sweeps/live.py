@@ -13,7 +13,7 @@ from rich.text import Text
 from fl_app.analysis.results import CellResult, RunResult, read_run
 from fl_app.sweeps.estimate import Estimator
 from fl_app.sweeps.plan import Cell, Plan, Unit
-from fl_app.sweeps.table import lines_of, table_of
+from fl_app.sweeps.table import table_of
 
 
 def spoken(seconds: float) -> str:
@@ -28,8 +28,8 @@ def say(console: Console, words: str) -> None:
     console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
-class View:
-    """A table that fills on a terminal; a line a finished cell elsewhere."""
+class LiveTable:
+    """A table that fills on a terminal; one line per finished cell elsewhere."""
 
     def __init__(self, console: Console, plan: Plan, workers: int) -> None:
         self._console, self._plan, self._workers = console, plan, workers
@@ -65,7 +65,7 @@ class View:
         runs = (None, None) if reason else (_read(cell.training), _read(cell.attacked))
         self._results[cell.name] = CellResult(cell.name, cell.varied, cell.seed, *runs, reason or None)
         known = [self._results[one.name] for one in self._plan.cells if one.name in self._results]
-        self._table = table_of(lines_of(known))
+        self._table = table_of(known)
         if reason:
             say(self._console, f"failed: {cell.name}: {reason}")
         elif self._live is None and not before:

@@ -6,7 +6,8 @@ import subprocess
 import pytest
 
 from fl_app import engines
-from fl_app.analysis.gate import LEAK, PASSED, UNJUDGED, judge, limits_of
+from fl_app.analysis.gate import LEAK, PASSED, UNJUDGED, judge
+from fl_app.analysis.limits import limits_of
 from fl_app.analysis.results import read_study
 from fl_app.engines.watcher import Watcher
 from helpers.cli import THORNS
@@ -14,7 +15,8 @@ from helpers.gate import add_attack, failed, line, make_run, make_sweep, run_gat
 
 
 def code_of(path, worst=False, **thresholds):
-    return judge(read_study(path), limits_of(thresholds), worst=worst).code
+    study = read_study(path)
+    return judge(study, limits_of(study.measures, thresholds), worst=worst).code
 
 
 @pytest.mark.parametrize(
@@ -56,13 +58,13 @@ def test_the_line_says_who_what_how_much_and_on_how_many(tmp_path):
     run = make_run(tmp_path / "run", defense="prune(ratio=0.9)")
     add_attack(run, [line(), line(1)], "naive")
     scores = [line(psnr=18.0, ledger="defense"), line(1, psnr=20.0, ledger="defense"), failed(2)]
-    add_attack(run, scores, "adaptive: support", attack="idlg(support=True)", grants=["defense"])
+    add_attack(run, scores, "informed: support", attack="idlg(support=True)", grants=["defense"])
     code, out, _ = run_gate(run)
     assert code == LEAK
     assert out.count("\n") == 1
     for words in (
         "LEAK run",
-        "adaptive: support idlg(support=True)",
+        "informed: support idlg(support=True)",
         "granted: defense",
         "psnr mean 19 dB [6.29, 31.7] > 15 dB",
     ):
@@ -71,7 +73,7 @@ def test_the_line_says_who_what_how_much_and_on_how_many(tmp_path):
     assert "worst target (round 1, client 1) 20 dB" in run_gate(run, "--worst")[1]
     told = json.loads(run_gate(run, "--json")[1])
     assert told["verdict"] == "leak"
-    assert [(one["who"], one["value"]) for one in told["findings"] if one["beaten"]] == [("adaptive: support", 19.0)]
+    assert [(one["who"], one["value"]) for one in told["findings"] if one["beaten"]] == [("informed: support", 19.0)]
     code, out, _ = run_gate(run, "--psnr", "25")
     assert (code, out[:24]) == (PASSED, "PASSED 2 attacks judged;")
 
@@ -165,7 +167,7 @@ def test_an_attack_that_is_named_is_run_first(small):
     words = (path, "--attack", "idlg(iterations=2, restarts=1)", "--lpips", "off")
     told = json.loads(run_gate(*words, "--psnr", "99", "--ssim", "off", "--json")[1])
     assert told["verdict"] == "passed"
-    assert {one["who"].partition(":")[0] for one in told["findings"]} == {"naive", "adaptive"}
+    assert {one["who"].partition(":")[0] for one in told["findings"]} == {"naive", "informed"}
     assert {one["n"] for one in told["findings"]} == {3}
     assert run_gate(*words, "--psnr", "0.1")[0] == LEAK
     assert "did you mean" in run_gate(path, "--attack", "idgl")[2]

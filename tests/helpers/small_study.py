@@ -22,18 +22,19 @@ NOISES = {"none": (0.02, None), "prune(ratio=0.5)": (0.3, 0.05), "prune(ratio=0.
 
 def attack(run, who, noise, *, ledger="nothing beyond the protocol", failed=()):
     """Guesses as an attack would leave them: the truth with noise, scored by the real code; LPIPS made up."""
-    text = ATTACK if who != "adaptive" else "idlg(iterations=2)"
+    text = ATTACK if who != "informed" else "idlg(iterations=2)"
     folder = run.path / "attacks" / folder_name(text, ())
     folder.mkdir(parents=True)
-    about = {"attack": text, "asked": ATTACK, "who": who, "grants": ["defense"] if who == "adaptive" else []}
+    about = {"attack": text, "asked": ATTACK, "who": who, "grants": ["defense"] if who == "informed" else []}
     (folder / "attack.json").write_text(json.dumps(about))
     (folder / "timing.jsonl").write_text(json.dumps({"targets": len(KEYS), "seconds": 3.0}) + "\n")
     assets, rng = assets_of(experiment_of(run)), torch.Generator().manual_seed(len(who))
     for key in KEYS:
         x, y = true_examples(assets, key[1], key[0])
         guess = (x + noise * torch.randn(x.shape, generator=rng)).clamp(0, 1)
-        save_guess(guess_path(folder, key), guess.flip(0), y, torch.tensor(noise), {"attack": text, "ledger": ledger})
-    scoring = Scoring(assets, folder, dict.fromkeys(failed, "diverged"), perceptual=False, floors=who != "adaptive")
+        notes = {"attack": text, "ledger": ledger, "visibility": "individual", "seconds": "0.5"}
+        save_guess(guess_path(folder, key), guess.flip(0), y, torch.tensor(noise), notes)
+    scoring = Scoring(assets, folder, dict.fromkeys(failed, "diverged"), perceptual=False, floors=who != "informed")
     scoring.run(KEYS)
     lines = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
     for line in lines:
@@ -59,7 +60,7 @@ def make_sweep(small, root, *, title="Small", hostile=False):
         failed = [(2, 2)] if defense == "prune(ratio=0.9)" and seed else []
         attack(run, "attack" if informed is None else "naive", naive, failed=failed)
         if informed is not None:
-            attack(run, "adaptive", informed, ledger=f"defense {HOSTILE}" if hostile else "defense")
+            attack(run, "informed", informed, ledger=f"defense {HOSTILE}" if hostile else "defense")
         cells.append(("ok", defense, seed, f"runs/{place}/training"))
     make_run(small, root / "runs/8/training", "sign", 0, 0.99)
     cells += [("broken", "sign", 0, "runs/8/training"), ("waiting", "sign", 1, "runs/9/training")]

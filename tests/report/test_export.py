@@ -21,8 +21,8 @@ from fl_app.report.export import TABLES, read_checked
 from fl_app.scoring.attacks import Scoring
 from fl_app.scoring.score import summarize
 from fl_app.store.files import RunError
+from fl_app.sweeps.expand import make_plan
 from fl_app.sweeps.file import sweep_of
-from fl_app.sweeps.plan import make_plan
 from helpers.gate import add_attack, app, failed, line, make_run, make_sweep
 from helpers.paths import ROOT
 
@@ -38,7 +38,7 @@ def sweep(tmp_path):
         tmp_path / "sweep", [("prune(ratio=0.9)", [line(psnr=10.0), line(1, psnr=12.0)]), ("sign", None), ("mask", None)]
     )
     informed = [line(psnr=30.0, ledger="defense", seconds="1.250"), failed(1)]
-    add_attack(path / "runs/0/training", informed, "adaptive", grants=["defense"])
+    add_attack(path / "runs/0/training", informed, "informed", grants=["defense"])
     (path / "runs/0/training/attacks/attack-idlg/floors.jsonl").write_text("".join(json.dumps(row) + "\n" for row in FLOORS))
     (path / "failed").mkdir()
     (path / "failed/1.json").write_text('{"reason": "out of memory"}')
@@ -56,10 +56,10 @@ def test_one_row_a_target_read_back_by_pandas(sweep, tmp_path, ending):
     assert "6 rows of targets" in run_export(sweep, "--to", file)
     table = READERS[ending](file)
     done = table[table.status == "done"]
-    assert done.groupby("who").psnr.mean().to_dict() == {"adaptive": 30.0, "attack": 11.0}
+    assert done.groupby("who").psnr.mean().to_dict() == {"informed": 30.0, "attack": 11.0}
     assert done.defense.unique().tolist() == ["prune(ratio=0.9)"]
     assert (done.batch_size.unique().tolist(), done.seed.unique().tolist()) == ([32], [0])
-    assert done[done.who == "adaptive"][["ledger", "grants", "seconds"]].values.tolist() == [["defense", "defense", 1.25]]
+    assert done[done.who == "informed"][["ledger", "grants", "seconds"]].values.tolist() == [["defense", "defense", 1.25]]
     rest = table[table.status != "done"][["cell", "status", "reason"]]
     assert rest.values.tolist() == [
         ["prune(ratio=0.9), seed 0", "failed", "every attempt diverged"],
@@ -76,7 +76,7 @@ def test_rounds_and_summaries_say_what_the_files_say(sweep, tmp_path):
     run_export(sweep, "--to", tmp_path / "s.csv", "--what", "summary")
     summary = pd.read_csv(tmp_path / "s.csv")
     assert summary.status.tolist() == ["done", "done", "failed", "open"]
-    informed, naive = (summary[summary.who == who].iloc[0] for who in ("adaptive", "attack"))
+    informed, naive = (summary[summary.who == who].iloc[0] for who in ("informed", "attack"))
     expected = summarize([{"psnr": 10.0}, {"psnr": 12.0}], "psnr")
     assert (naive.psnr_mean, naive.psnr_low, naive.psnr_high, naive.psnr_n) == pytest.approx(expected[:4])
     assert (informed.targets, informed.failed, informed.psnr_mean) == (2, 1, 30.0)
@@ -101,8 +101,8 @@ def test_values_that_are_no_numbers_are_missing_and_mixed_columns_text(sweep, tm
     for ending, read in READERS.items():
         run_export(sweep, "--to", tmp_path / f"t.{ending}")
         table = read(tmp_path / f"t.{ending}")
-        assert table.psnr.isna().tolist() == [False, True, True, True, True]
-        assert table.status[2] == "done"
+        assert table.psnr.isna().tolist() == [True, False, True, True, True]
+        assert table.status[0] == "done"
         assert table.clients.astype(str).tolist()[-2] == "many"
 
 
@@ -150,7 +150,7 @@ def test_tensorboard_reads_scalars_words_and_pictures(sweep, tmp_path):
     accuracy = [(one.step, round(one.value, 3)) for one in events.Scalars("training/accuracy")]
     assert accuracy == [(0, 0.5), (1, 0.6), (2, 0.7)]
     assert events.Scalars("psnr/attack attack-idlg")[0].value == 11.0
-    assert events.Scalars("failed targets/adaptive adaptive-idlg")[0].value == 1.0
+    assert events.Scalars("failed targets/informed informed-idlg")[0].value == 1.0
     (picture,) = events.Images("attack attack-idlg/grid")
     assert (picture.width, picture.height) == (5, 4)
     assert "is not empty" in run_export(sweep, "--to", f"tensorboard:{tmp_path / 'events'}")
@@ -178,7 +178,7 @@ def real(pictures, tmp_path_factory):
     (run.path / "captures/round-0001/client-02.safetensors").write_bytes(b"damaged")
     first = Session(run, "idlg(iterations=1, restarts=1)", (), InlineWorker())
     keys = first.captured()
-    for number, session in enumerate(sessions_of(first, keys, adaptive=True)):
+    for number, session in enumerate(sessions_of(first, keys, informed=True)):
         session.work(session.pending(keys), 64, lambda _: None)
         Scoring(assets_of(experiment), session.folder, session.failures(), perceptual=False, floors=number == 0).run(keys)
     return run
@@ -187,10 +187,10 @@ def real(pictures, tmp_path_factory):
 def test_a_real_run_is_exported_as_scored(real):
     study = read_checked(real.path)
     rows = TABLES["targets"](study)
-    assert {row["who"].partition(":")[0] for row in rows} == {"naive", "adaptive"}
+    assert {row["who"].partition(":")[0] for row in rows} == {"naive", "informed"}
     attack = next(one for one in study.cells[0].attacked.attacks if one.who == "naive")
     naive = [row for row in rows if row["who"] == "naive"]
-    assert [row["psnr"] for row in naive] == [one.get("psnr") for one in attack.lines]
+    assert [row["psnr"] for row in naive] == [one.values.get("psnr") for one in attack.targets]
     assert [row["status"] for row in naive] == ["done", "done", "failed"]
     assert "client-02.safetensors" in naive[2]["reason"]
     assert naive[0]["seconds"] > 0

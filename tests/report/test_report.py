@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 from scipy import stats
 
-from fl_app.analysis import gate, measures
 from fl_app.cli.main import main
 from fl_app.experiment.assets import assets_of
 from fl_app.experiment.runs import experiment_of
@@ -18,6 +17,7 @@ from fl_app.report import write_report
 from fl_app.report.charts import Point, pareto
 from fl_app.report.files import latex_text
 from fl_app.report.scale import Scale, spread
+from fl_app.scoring.metrics import METRICS
 from fl_app.store.runs import RunDir
 from helpers.small_study import HOSTILE, KEYS, Page, attack, make_run, make_sweep
 
@@ -41,7 +41,7 @@ def test_three_numbers_are_found_again_in_the_run_directory(study, page):
     values = []
     for place in (4, 5):
         run = RunDir.open(study / f"runs/{place}/training")
-        (folder,) = [f.parent for f in run.path.glob("attacks/*/attack.json") if json.loads(f.read_text())["who"] == "adaptive"]
+        (folder,) = [f.parent for f in run.path.glob("attacks/*/attack.json") if json.loads(f.read_text())["who"] == "informed"]
         for server_round, client in KEYS:
             guess = load_file(folder / f"round-{server_round:04d}/client-{client:02d}.safetensors")["x"].flip(0)
             truth, _ = true_examples(assets_of(experiment_of(run)), client, server_round)
@@ -81,7 +81,7 @@ def test_what_failed_stays_visible(page):
 def test_what_was_known_run_and_needed_is_there(page):
     assert page.row("blind guess: class mean")[5].endswith(tuple("0123456789"))
     known = {(row[2], row[4], row[5]) for row in page.rows if len(row) == 11 and row[1] == "prune(ratio=0.5)"}
-    assert known == {("naive", "nothing", "individual updates"), ("adaptive", "defense", "individual updates")}
+    assert known == {("naive", "nothing", "individual updates"), ("informed", "defense", "individual updates")}
     assert "thorns sweep small.toml" in page.words
     assert any(row[0].strip() == "flwr" for row in page.rows if row)
     images = [attributes for tag, attributes in page.tags if tag == "img"]
@@ -173,15 +173,10 @@ def test_a_folder_that_is_no_study_is_one_line(tmp_path, monkeypatch, capsys):
     assert "neither a run" in capsys.readouterr().err
 
 
-def test_the_limits_are_those_of_the_gate():
-    limits = {name: limit.threshold for limit in gate.LIMITS.values() for name in limit.metrics}
-    assert limits == {one.key: one.threshold for one in measures.JUDGED}
-
-
 def test_the_front_has_no_setting_that_another_beats():
     points = [Point(x, y, n, str(n)) for n, (x, y) in enumerate([(0.9, 20), (0.8, 10), (0.7, 12), (0.9, 18), (0.5, 5)])]
-    assert [point.number for point in pareto(points, measures.PSNR)] == [4, 1, 3]
-    assert [point.number for point in pareto(points, measures.LPIPS)] == [0]
+    assert [point.number for point in pareto(points, METRICS["psnr"])] == [4, 1, 3]
+    assert [point.number for point in pareto(points, METRICS["lpips_alex"])] == [0]
 
 
 def test_labels_keep_their_distance_and_ticks_are_round():

@@ -6,10 +6,10 @@ import json
 import pytest
 from rich.console import Console
 
+from fl_app.analysis.conditions import conditions_of
 from fl_app.analysis.results import read_study
 from fl_app.sweeps import command
-from fl_app.sweeps.live import View
-from fl_app.sweeps.table import lines_of
+from fl_app.sweeps.live import LiveTable
 from helpers.small_sweep import journal
 
 
@@ -22,13 +22,13 @@ def test_a_sweep_its_results_and_the_same_again(file, sweep, tmp_path):
     study = read_study(out)
     assert [cell.name for cell in study.cells] == [f"{d}, seed 0" for d in ("none", "prune(ratio=0.5)", "prune(ratio=0.9)")]
     assert not study.problems
-    none, pruned, _ = lines_of(study.cells)
-    assert none.pmm == pytest.approx(100)
-    assert none.informed is None
-    assert pruned.informed is not None
-    assert pruned.pmm == pytest.approx(100 * pruned.accuracy / none.accuracy)
+    none, pruned, _ = conditions_of(study.cells)
+    assert none.pmm == {0: 1.0}
+    assert none.informed() is None
+    assert pruned.informed() is not None
+    assert pruned.pmm[0] == pytest.approx(pruned.accuracies[0] / none.accuracies[0])
     rows = [json.loads(line) for line in next(out.glob("runs/none*/targets/attacks/*/scores.jsonl")).read_text().splitlines()]
-    assert none.naive.scores["psnr"].mean == pytest.approx(sum(row["psnr"] for row in rows) / 3)
+    assert none.naive().mean("psnr") == pytest.approx(sum(row["psnr"] for row in rows) / 3)
     kept, plan = journal(out, "started"), (out / "plan.json").read_text()
     assert set(kept.values()) == {1}
     code, said = sweep(out)  # the folder does as well as the file
@@ -54,7 +54,7 @@ def test_a_dry_run_shows_cells_and_times_and_writes_nothing(file, sweep, tmp_pat
 
 def test_the_live_table_shows_progress_and_first_results(file, sweep, tmp_path, monkeypatch):
     shown = []
-    ended = View.ended
+    ended = LiveTable.ended
 
     def look(self, cell, reason, *, before=False):
         ended(self, cell, reason, before=before)
@@ -62,7 +62,7 @@ def test_the_live_table_shows_progress_and_first_results(file, sweep, tmp_path, 
         Console(file=told, width=160).print(self)
         shown.append(told.getvalue())
 
-    monkeypatch.setattr(View, "ended", look)
+    monkeypatch.setattr(LiveTable, "ended", look)
     assert sweep(file())[0] == 0
     assert "1/3 cells" in shown[0]
     assert "none" in shown[0]

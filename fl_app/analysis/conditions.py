@@ -1,0 +1,181 @@
+"""The rows of reports and tables: each combination of settings in a study, with its cells of all seeds and its attackers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from fl_app.analysis.attackers import Attacker, attackers_of, worst, worst_informed, worst_naive
+from fl_app.analysis.results import AttackResult, CellResult, RunResult, measures_of
+from fl_app.core import spec
+from fl_app.scoring.base import Measure
+from fl_app.scoring.metrics import METRICS
+from fl_app.scoring.target import Row
+
+APART = ("dataset", "split", "partition", "model")
+"""Settings between which accuracies are not compared: each combination has its own curves."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What was varied, seeds left out, and what it came to."""
+
+    number: int
+    """Its row in the summary."""
+    varied: dict[str, Any]
+    cells: list[CellResult]
+    baseline: dict[int, float]
+    """Seed -> accuracy of the undefended cell that differs in nothing else."""
+    measures: Mapping[str, Measure]
+    asked: str | None = None
+    """If it is not None, only what this attack and the informed ones derived from it came to."""
+
+    @property
+    def defense(self) -> str:
+        """The defense, as varied or as the runs have it."""
+        runs = [run for cell in self.cells for run in (cell.training, cell.attacked) if run is not None]
+        return str(self.varied.get("defense", runs[0].experiment.defense if runs else "none"))
+
+    @property
+    def family(self) -> str:
+        """The defense without its strengths."""
+        return _family(self.defense)
+
+    @property
+    def undefended(self) -> bool:
+        """Whether there is no defense."""
+        return self.family == "none"
+
+    @property
+    def label(self) -> str:
+        """The setting in words: the defense, and what else was varied."""
+        return ", ".join([self.defense, *(f"{key}={value}" for key, value in self.others.items())])
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """What was varied beside the defense."""
+        return {key: value for key, value in self.varied.items() if key != "defense"}
+
+    @property
+    def apart(self) -> str:
+        """What it must share with others to be compared with them."""
+        return ", ".join(f"{key}={self.varied[key]}" for key in APART if key in self.varied)
+
+    @property
+    def runs(self) -> list[RunResult]:
+        """The runs whose captures were attacked, each once however many cells it serves."""
+        return list({cell.attacked.path: cell.attacked for cell in self.cells if cell.attacked is not None}.values())
+
+    @cached_property
+    def attackers(self) -> list[Attacker]:
+        """Who attacked it."""
+        found = [attack for run in self.runs for attack in run.attacks]
+        return attackers_of(one for one in found if self.asked in (None, one.asked))
+
+    def by_attack(self) -> "list[Condition]":
+        """The same, once for each attack that was asked for; itself if there was none."""
+        asked = dict.fromkeys(one.asked for one in self.attackers)
+        return [replace(self, asked=text) for text in asked] or [self]
+
+    def run_of(self, part: AttackResult) -> RunResult:
+        """The run that an attack was on."""
+        return next(run for run in self.runs if part in run.attacks)
+
+    def naive(self, metric: str = "psnr") -> Attacker | None:
+        """The worst attacker by a metric who was not told of the defense."""
+        return worst_naive(self.attackers, metric, self.measures[metric])
+
+    def informed(self, metric: str = "psnr") -> Attacker | None:
+        """The worst of all attackers by a metric; None if nobody was told of the defense."""
+        return worst_informed(self.attackers, metric, self.measures[metric])
+
+    def told(self, metric: str = "psnr") -> Attacker | None:
+        """The worst attacker by a metric of those alone who were told of the defense."""
+        return worst([one for one in self.attackers if one.informed], metric, self.measures[metric])
+
+    def worst(self, metric: str = "psnr") -> Attacker | None:
+        """The attacker to whom most is leaked by a metric."""
+        return worst(self.attackers, metric, self.measures[metric])
+
+    @cached_property
+    def trained(self) -> dict[int, RunResult]:
+        """Seed -> the run whose accuracy counts."""
+        return {cell.seed: cell.training for cell in self.cells if cell.training is not None}
+
+    @property
+    def accuracies(self) -> dict[int, float]:
+        """Seed -> accuracy after the last evaluated round."""
+        return {seed: float(run.last["accuracy"]) for seed, run in self.trained.items() if run.last}
+
+    @property
+    def pmm(self) -> dict[int, float]:
+        """Seed -> accuracy over that of the undefended cell (the Refiner paper's performance maintenance)."""
+        found = self.accuracies
+        return {seed: value / base for seed, value in found.items() if (base := self.baseline.get(seed, 0.0)) > 0}
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest composed epsilon at the end over the seeds."""
+        return max((float(run.last["epsilon"]) for run in self.trained.values() if "epsilon" in run.last), default=None)
+
+    @property
+    def seconds_a_round(self) -> float | None:
+        """Mean duration of a training round over the seeds."""
+        return mean([seconds for run in self.trained.values() if (seconds := run.seconds_a_round) is not None])
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean; None of nothing."""
+    return sum(values) / len(values) if values else None
+
+
+def _family(defense: str) -> str:
+    try:
+        names = [part.name for part in spec.parse(defense)]
+    except ValueError:
+        return defense  # as somebody else wrote it
+    return " + ".join(name for name in names if name != "none") or "none"
+
+
+def missing(cell: CellResult) -> str:
+    """Why a cell cannot be counted: it failed, or is not finished; empty if it can."""
+    if cell.failed is not None:
+        return cell.failed or "it failed"
+    if cell.training is None or cell.attacked is None:
+        return "not started"
+    done, rounds = cell.training.rounds_done, cell.training.experiment.rounds
+    return f"not finished: round {done} of {rounds}" if done < rounds else ""
+
+
+def conditions_of(cells: Sequence[CellResult], *, unfinished: bool = False) -> list[Condition]:
+    """The conditions behind cells, in their order; what is missing keeps its row and counts nowhere, unless `unfinished`."""
+    measures = {**METRICS, **measures_of(cells)}
+    grouped: dict[str, tuple[dict[str, Any], list[CellResult]]] = {}
+    for cell in cells:
+        if not unfinished and missing(cell):
+            cell = cell._replace(training=None, attacked=None)
+        varied = {key: value for key, value in cell.varied.items() if key != "attack"}  # attacks share a run
+        grouped.setdefault(_key(varied), (varied, []))[1].append(cell)
+    found = [Condition(number, *group, {}, measures) for number, group in enumerate(grouped.values(), 1)]
+    plain = {_key(one.others): one.accuracies for one in found if one.undefended}
+    return [replace(one, baseline=plain.get(_key(one.others), {})) for one in found]
+
+
+def _key(varied: dict[str, Any]) -> str:
+    return repr(sorted((key, str(value)) for key, value in varied.items()))
+
+
+def measures_shown(conditions: Sequence[Condition], *places: str) -> dict[str, Measure]:
+    """The measures that belong into these places: those with a threshold, and those that have a value."""
+    known = {name: measure for one in conditions for name, measure in one.measures.items()} or dict(METRICS)
+    wanted = {name: measure for name, measure in known.items() if measure.shown in places}
+    return {name: one for name, one in wanted.items() if one.threshold or any(each.worst(name) for each in conditions)}
+
+
+def floors_of(conditions: Sequence[Condition]) -> dict[str, list[Row]]:
+    """The blind guesses that conditions share: those of the undefended one if it was attacked, else of the first with any."""
+    for one in sorted(conditions, key=lambda one: not one.undefended):
+        for attacker in one.attackers:
+            if found := attacker.floors():
+                return found
+    return {}

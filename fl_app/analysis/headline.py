@@ -1,0 +1,101 @@
+"""What the numbers say in plain words: which settings hold, which fail, and what to be careful about."""
+
+from collections.abc import Sequence
+
+from fl_app.analysis.attackers import Attacker
+from fl_app.analysis.conditions import Condition, floors_of, mean
+from fl_app.analysis.limits import in_words, limits_of
+from fl_app.analysis.verdict import Verdict, nearly_fails, verdict_of
+from fl_app.scoring.metrics import METRICS
+from fl_app.scoring.score import summarize
+
+FEW_TARGETS = 8
+
+
+def _accuracy(condition: Condition) -> str:
+    value, kept = mean(list(condition.accuracies.values())), mean(list(condition.pmm.values()))
+    if value is None:
+        return "accuracy not measured"
+    share = f", {kept:.0%} of the undefended" if kept is not None and not condition.undefended else ""
+    return f"{value:.1%} accuracy{share}"
+
+
+def _reach(attacker: Attacker) -> str:
+    similarity = attacker.mean("ssim")
+    words = f"{METRICS['psnr'].text(attacker.mean('psnr'))} dB PSNR"
+    return words + (f" (SSIM {METRICS['ssim'].text(similarity)})" if similarity is not None else "")
+
+
+def headline(conditions: Sequence[Condition]) -> list[str]:
+    """One or two sentences made from the numbers of comparable conditions."""
+    judged = [(one, verdict_of(one)) for one in conditions]
+    attacked = [(one, verdict) for one, verdict in judged if verdict.word != "not attacked"]
+    if not attacked:
+        trained = [one for one in conditions if one.accuracies]
+        best = max(trained, key=lambda one: mean(list(one.accuracies.values())) or 0.0, default=None)
+        return [f"No attack was scored. {best.label} reached {_accuracy(best)}." if best else "There are no results yet."]
+    limits = in_words(limits_of(conditions[0].measures))
+    sentences = []
+    for one, verdict in attacked:
+        worst = one.worst()
+        if worst is not None and (one.undefended or len(attacked) == 1):
+            words = "leaks" if verdict.fails else "stays within the limits"
+            who = "Without a defense" if one.undefended else f"With {one.label}"
+            shown = f" ({limits})" if len(attacked) == 1 else ""
+            sentences.append(
+                f"{who} the worst attacker ({worst.name}) reaches {_reach(worst)} at {_accuracy(one)}: it {words}{shown}."
+            )
+    defended = [pair for pair in attacked if not pair[0].undefended]
+    if len(attacked) > 1 and defended:
+        sentences.append(_defended(defended, limits))
+    return sentences
+
+
+def _defended(judged: Sequence[tuple[Condition, Verdict]], limits: str) -> str:
+    holding = [one for one, verdict in judged if not verdict.fails]
+    failing = len(judged) - len(holding)
+    if not holding:
+        return f"All {failing} defended settings fail: the worst attacker on each gets beyond the limits ({limits})."
+    best = max(holding, key=lambda one: mean(list(one.accuracies.values())) or 0.0)
+    worst = best.worst()
+    reach = f"; the worst attacker ({worst.name}) reaches {_reach(worst)}" if worst else ""
+    naive = " Nobody who knows this defense attacked it." if best.informed() is None else ""
+    return (
+        f"{len(holding)} of {len(judged)} defended settings keep every attacker within the limits ({limits}), "
+        f"{failing} fail. Of those that hold, {best.label} keeps the most: {_accuracy(best)}{reach}.{naive}"
+    )
+
+
+def cautions(conditions: Sequence[Condition]) -> list[str]:
+    """Why the verdicts may say less than they seem to."""
+    found, verdicts = [], [(one, verdict_of(one)) for one in conditions]
+    for one, verdict in verdicts:
+        if one.undefended and verdict.holds:
+            found.append(
+                "Even undefended updates stay within the limits: these attacks are too weak here to show that a defense holds."
+            )
+    found += _blind(conditions)
+    small = [n for one in conditions for attacker in one.attackers if (n := attacker.summary("psnr").n)]
+    if small and min(small) < FEW_TARGETS:
+        found.append(f"Some means are over no more than {min(small)} targets: see the intervals.")
+    close = [one.label for one, verdict in verdicts if verdict.holds and nearly_fails(one)]
+    if close:
+        found.append(f"They hold on average, but the 95 % interval reaches beyond a limit: {'; '.join(close)}.")
+    missing = [one.label for one, verdict in verdicts if verdict.word == "holds (naive only)"]
+    if missing:
+        found.append(f"Attacked only by those who know nothing of the defense: {'; '.join(missing)}.")
+    return found
+
+
+def _blind(conditions: Sequence[Condition]) -> list[str]:
+    """Limits that say little, as blind guesses are beyond them."""
+    floors, found = floors_of(conditions), []
+    for metric, measure in conditions[0].measures.items() if conditions else ():
+        means = {name: summarize(rows, metric).mean for name, rows in floors.items()}
+        beyond = [f"{name} {measure.text(value)}" for name, value in means.items() if measure.leaks(value)]
+        if beyond:
+            found.append(
+                f"Blind guesses are beyond the {measure.title} limit by themselves ({', '.join(beyond)}): "
+                "it says little on these targets."
+            )
+    return found

@@ -1,0 +1,106 @@
+"""The score of one target: a line of scores.jsonl."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, get_args
+
+Row = Mapping[str, float | None]
+"""Metric name -> its mean over a target's examples, or None where the metric is unavailable."""
+Status = Literal["done", "failed"]
+KEYS = ("round", "client", "status", "reason", "loss", "attack", "ledger", "visibility", "seconds", "unavailable", "floor")
+"""What a line holds beside metrics; no metric may have such a name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetScore:
+    """What an attack came to on one target: a client's round, or with client -1 the aggregate of a round."""
+
+    round: int
+    client: int
+    status: Status
+    """A failed target has a reason and no values, and stays in every count."""
+    reason: str = ""
+    values: Row = field(default_factory=dict)
+    """Means over the target's examples; empty where the attack answered with something else than a reconstruction."""
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    """Metric name -> why it has no value."""
+    loss: float | None = None
+    """The attack's own."""
+    attack: str = ""
+    """As it was run."""
+    ledger: str = ""
+    """What the attacker was told beyond the protocol."""
+    visibility: str = ""
+    """What the server saw: 'individual' updates or the 'aggregate'."""
+    seconds: float | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the attack answered."""
+        return self.status == "done"
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(round, client)."""
+        return self.round, self.client
+
+    @property
+    def where(self) -> str:
+        """The target in words."""
+        return f"round {self.round}, " + ("aggregate" if self.client == -1 else f"client {self.client}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """One flat line: the metrics stand beside the other keys."""
+        line: dict[str, Any] = {"round": self.round, "client": self.client, "status": self.status}
+        if not self.done:
+            return line | {"reason": self.reason}
+        told = {"loss": self.loss, "attack": self.attack, "ledger": self.ledger, "visibility": self.visibility}
+        return {**line, **self.values, **told, "seconds": self.seconds, "unavailable": dict(self.unavailable)}
+
+    @classmethod
+    def from_dict(cls, line: Mapping[str, Any]) -> Self:
+        """The opposite of `to_dict`; ValueError names what is missing or has a wrong type."""
+        for key in ("round", "client"):
+            _check(key, line.get(key), (int,))
+        if line.get("status") not in get_args(Status):
+            raise ValueError(f"status must be {' or '.join(get_args(Status))}, not {str(line.get('status'))[:80]!r}")
+        unavailable = line.get("unavailable") or {}
+        _check("unavailable", unavailable, (dict,))
+        seconds = line.get("seconds")
+        if seconds is not None:
+            _check("seconds", seconds, (int, float, str))  # text in older files
+        return cls(
+            round=line["round"],
+            client=line["client"],
+            status=line["status"],
+            reason=str(line.get("reason", "")),
+            values=values_of(line),
+            unavailable={str(key): str(why) for key, why in unavailable.items()},
+            loss=_number("loss", line.get("loss")),
+            attack=str(line.get("attack", "")),
+            ledger=str(line.get("ledger", "")),
+            visibility=str(line.get("visibility", "")),
+            seconds=None if seconds is None else float(seconds),
+        )
+
+
+def values_of(line: Mapping[str, Any]) -> Row:
+    """The metrics of a line of scores.jsonl or floors.jsonl; ValueError if one is no number."""
+    return {key: _number(key, value) for key, value in line.items() if key not in KEYS}
+
+
+def lines_of(scores: Iterable[TargetScore]) -> str:
+    """The text of scores.jsonl."""
+    return "".join(json.dumps(one.to_dict()) + "\n" for one in scores)
+
+
+def _number(key: str, value: Any) -> float | None:
+    if value is not None:
+        _check(key, value, (int, float))
+    return None if value is None else float(value)
+
+
+def _check(key: str, value: Any, kinds: tuple[type, ...]) -> None:
+    if type(value) not in kinds:  # not isinstance: true and false are no numbers here
+        raise ValueError(f"{key} must be {' or '.join(kind.__name__ for kind in kinds)}, not {str(value)[:80]!r}")
