@@ -11,6 +11,7 @@ from torch import nn
 from torch.func import replace_all_batch_norm_modules_, vmap
 
 from adversary.base import AttackError
+from fl_app.core import halfprecision
 from fl_app.core.local import Step, Tensors
 from fl_app.core.observation import Observation, Task
 from fl_app.core.space import Images
@@ -33,6 +34,7 @@ def load(
     `normalize` = (mean, std) by channel is what the app does to its inputs before the model sees them.
     """
     model = _made(name, folder)
+    halfprecision.require(model.parameters())
     tied = model.state_dict().keys() - {key for key, _ in [*model.named_parameters(), *model.named_buffers()]}
     if tied:
         raise AttackError(f"{name}: {sorted(tied)[0]} is another name of the same weights, and such models cannot be attacked")

@@ -12,6 +12,7 @@ import adversary
 from adversary import Attack, AttackError, Belief, Public
 from fl_app import models
 from fl_app.attacking import foreign
+from fl_app.core import halfprecision
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Key, Knowledge, Observation, Task, compatibility
 from fl_app.core.space import Images
@@ -47,6 +48,7 @@ class TaskSpec:
         if self.code is not None:
             return foreign.load(self.model, self.code, self.input_shape, self.num_classes, self.normalize)
         model = models.build(self.model, self.input_shape, self.num_classes, normalize=self.normalize)
+        halfprecision.require(model.parameters())
         return Task(model, Images(self.input_shape), self.num_classes)
 
 
