@@ -19,6 +19,7 @@ from fl_app.experiment.assets import assets_of
 from fl_app.experiment.grants import parse_grants
 from fl_app.experiment.runs import experiment_of
 from fl_app.scoring.attacks import Scoring
+from fl_app.scoring.score import summarize
 from fl_app.store.files import RunError
 from fl_app.store.reconstructions import guess_path, load_guess
 from helpers.cli import thorns
@@ -45,9 +46,9 @@ def test_a_run_is_attacked_and_scored(captured):
     assert [outcome.status for outcome in outcomes] == ["done"] * 6
     scoring = Scoring(assets_of(experiment_of(captured)), session.folder, session.failures(), perceptual=False)
     scoring.run(keys)
-    (_, found), *floors = scoring.table()
-    assert found["psnr"].n == 6
-    assert found["psnr"].mean > dict(floors)["floor: noise"]["psnr"].mean
+    found = summarize(scoring.rows(), "psnr")
+    assert found.n == 6
+    assert found.mean > summarize(scoring.floors["noise"], "psnr").mean
     lines = [json.loads(line) for line in (session.folder / "scores.jsonl").read_text().splitlines()]
     assert all(line["ledger"] == "nothing beyond the protocol" for line in lines)
     assert (session.folder / "grid.png").stat().st_size > 1000
@@ -83,7 +84,7 @@ def test_what_fails_is_recorded_and_counted_and_the_rest_goes_on(captured):
     assert "client-01.safetensors" in failed[0].reason
     scoring = Scoring(assets_of(experiment_of(captured)), session.folder, session.failures(), perceptual=False)
     scoring.run(keys)
-    summary = scoring.table()[0][1]["psnr"]
+    summary = summarize(scoring.rows(), "psnr")
     assert (summary.n, summary.failed) == (5, 1)
 
 
@@ -102,8 +103,8 @@ def test_an_aggregate_is_attacked_and_held_against_the_clients_in_it(small):
     assert outcomes[0].status == "done", outcomes
     scoring = Scoring(assets_of(experiment_of(run)), session.folder, session.failures(), perceptual=False)
     scoring.run(keys)
-    assert scoring.lines[0]["visibility"] == "aggregate"
-    assert scoring.table()[0][1]["psnr"].n == 1
+    assert scoring.targets[0].visibility == "aggregate"
+    assert summarize(scoring.rows(), "psnr").n == 1
 
 
 @pytest.mark.parametrize("engine", ["inline", "ray"])

@@ -39,13 +39,13 @@ def test_captures_of_a_foreign_model_are_attacked(theirs):
         assert y.tolist() == [client]
         assert (x[0] - image).square().mean() < 1e-2
         assert notes["ledger"] == "nothing beyond the protocol"
-    for word in ("round 1, client 1", "individual", "nothing beyond the protocol", "No guess is scored", "Results: attacks"):
+    for word in ("round 1, client 1", "individual", "nothing beyond the protocol", "No reconstruction is scored", "Results: attacks"):
         assert word in text
-    lines = [json.loads(line) for line in next(out.glob("*/guesses.jsonl")).read_text().splitlines()]
+    lines = [json.loads(line) for line in next(out.glob("*/reconstructions.jsonl")).read_text().splitlines()]
     assert [(line["status"], line["classes"], line["visibility"]) for line in lines] == [
         ("done", [client], "individual") for client in range(2)
     ]
-    assert next(out.glob("*/guesses.png")).stat().st_size > 300
+    assert next(out.glob("*/reconstructions.png")).stat().st_size > 300
     assert "2 of 2 targets were attacked before" in go(theirs)[1]
 
 
@@ -177,5 +177,5 @@ def test_facts_from_the_command_line():
         with pytest.raises(ValueError, match="--input-shape 1,8,8"):
             shape_of(text)
     for pair in (("0.5", ""), ("0.5", "0"), ("1,2", "1")):
-        with pytest.raises(ValueError, match="one number a channel"):
+        with pytest.raises(ValueError, match="one number per channel"):
             normalization(*pair)

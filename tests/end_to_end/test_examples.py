@@ -206,9 +206,9 @@ def test_what_was_captured_of_the_app_can_be_attacked(app, monkeypatch):
     attack = "inverting_gradients(iterations=300, tv=1e-3)"
     out = audit(console, folder, "quickstart.task:Net", (1, 8, 8), 10, [attack], rounds="1")
     assert "granted" in text.getvalue()
-    assert "No guess is scored" in text.getvalue()
+    assert "No reconstruction is scored" in text.getvalue()
     assert [path.name for path in sorted(out.glob("*/round-0001/*"))] == ["client-00.safetensors", "client-01.safetensors"]
-    assert next(out.glob("*/guesses.png")).stat().st_size > 500
+    assert next(out.glob("*/reconstructions.png")).stat().st_size > 500
     # The test knows what the auditor does not: the guess is nearer to the client's images than grey is.
     x, y = guessed(out, "client-00"), own_images(0)
     near = ((x[:, None] - y[None]) ** 2).flatten(2).mean(2).min(0).values.mean()
