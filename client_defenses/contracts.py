@@ -5,7 +5,6 @@ The tests run them on all registered defenses, `thorns check` and a generated te
 
 import warnings
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from torch.func import grad, vmap
 from client_defenses.base import Chain, Defense, Memory, beyond_messages
 from client_defenses.none import NoDefense
 from fl_app.core import halfprecision
+from fl_app.core.contracts import copied, must, same, settings
 from fl_app.core.local import Step, Tensors
-from fl_app.core.spec import settings_of
 
 HUGE = 20_000_000
 """Entries; more than torch.quantile takes."""
@@ -25,8 +24,8 @@ HUGE = 20_000_000
 def example_step(dtype: torch.dtype = torch.float32) -> Step:
     """Four images of four classes and a small convolutional network, the same each time."""
     draw = torch.Generator().manual_seed(7)
-    layers = nn.Conv2d(1, 8, 5, stride=4), nn.Sigmoid(), nn.Flatten(), nn.Linear(8 * 6 * 6, 10)
-    model = nn.Sequential(*layers)
+    with torch.random.fork_rng(devices=[]):  # the layers draw weights that are not used
+        model = nn.Sequential(nn.Conv2d(1, 8, 5, stride=4), nn.Sigmoid(), nn.Flatten(), nn.Linear(8 * 6 * 6, 10))
     params = {name: 0.2 * torch.randn(value.shape, generator=draw).to(dtype) for name, value in model.named_parameters()}
     model = model.to(dtype)
     model.load_state_dict(params)
@@ -41,46 +40,16 @@ def odd_message(dtype: torch.dtype = torch.float32) -> Tensors:
     return {**message, "turned": torch.randn(7, 4, generator=draw).to(dtype).t(), "zeros": torch.zeros(3, dtype=dtype)}
 
 
-def _must(holds: bool, words: str) -> None:
-    """Not `assert`, which `python -O` leaves out."""
-    if not holds:
-        raise AssertionError(words)
-
-
-def _copy(tensors: Tensors) -> Tensors:
-    return {name: value.clone() for name, value in tensors.items()}
-
-
-def _same(one: Tensors, other: Tensors) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
-
-
 def _check_sent(sent: Any, given: Tensors) -> None:
     """Names, shapes and types as given, all values finite."""
-    _must(isinstance(sent, dict), f"what is sent is a {type(sent).__name__}, not a dict of tensors by name")
-    _must(sent.keys() == given.keys(), f"it sends {sorted(sent)}, but was given {sorted(given)}")
+    must(isinstance(sent, dict), f"what is sent is a {type(sent).__name__}, not a dict of tensors by name")
+    must(sent.keys() == given.keys(), f"it sends {sorted(sent)}, but was given {sorted(given)}")
     for name, value in given.items():
         got = sent[name]
-        _must(isinstance(got, Tensor), f"it sends a {type(got).__name__} for '{name}', not a tensor")
-        _must(got.shape == value.shape, f"'{name}' has the shape {tuple(got.shape)}, but was given as {tuple(value.shape)}")
-        _must(got.dtype == value.dtype, f"'{name}' has the type {got.dtype}, but was given as {value.dtype}")
-        _must(bool(got.isfinite().all()), f"'{name}' holds values that are not finite")
-
-
-def settings(defense: Defense) -> None:
-    """Its settings are keyword-only fields of a frozen dataclass, and say all that it is."""
-    kind: Any = type(defense)
-    _must(
-        is_dataclass(kind) and "__dataclass_params__" in vars(kind),
-        f"{kind.__name__} needs @dataclass(frozen=True, kw_only=True)",
-    )
-    _must(
-        kind.__dataclass_params__.frozen,
-        f"{kind.__name__} can be changed after it was made: use @dataclass(frozen=True, kw_only=True)",
-    )
-    hidden = [field.name for field in fields(defense) if field.name not in settings_of(kind)]
-    _must(not hidden, f"{', '.join(hidden)} cannot be set in a spec: use @dataclass(frozen=True, kw_only=True)")
-    _must(replace(defense) == defense and hash(replace(defense)) == hash(defense), "two with the same settings are not equal")
+        must(isinstance(got, Tensor), f"it sends a {type(got).__name__} for '{name}', not a tensor")
+        must(got.shape == value.shape, f"'{name}' has the shape {tuple(got.shape)}, but was given as {tuple(value.shape)}")
+        must(got.dtype == value.dtype, f"'{name}' has the type {got.dtype}, but was given as {value.dtype}")
+        must(bool(got.isfinite().all()), f"'{name}' holds values that are not finite")
 
 
 def seeded(defense: Defense) -> None:
@@ -93,21 +62,21 @@ def seeded(defense: Defense) -> None:
         torch.manual_seed(1)
         again = defense.protect(step, Memory.fresh(3))
     torch.random.set_rng_state(before)
-    _must(_same(first, again), "the same seed gives another update: take every draw from memory.rng")
-    _must(untouched, "it draws from torch's global generator: take every draw from memory.rng")
+    must(same(first, again), "the same seed gives another update: take every draw from memory.rng")
+    must(untouched, "it draws from torch's global generator: take every draw from memory.rng")
 
 
 def inputs_stay(defense: Defense) -> None:
     """Weights, images, labels and gradients are left as they were."""
     step = example_step()
-    params, x, y = _copy(step.params), step.x.clone(), step.y.clone()
+    params, x, y = copied(step.params), step.x.clone(), step.y.clone()
     defense.protect(step, Memory.fresh(3))
-    _must(_same(params, step.params), "it changes the weights in place")
-    _must(torch.equal(x, step.x) and torch.equal(y, step.y), "it changes the images or the labels in place")
+    must(same(params, step.params), "it changes the weights in place")
+    must(torch.equal(x, step.x) and torch.equal(y, step.y), "it changes the images or the labels in place")
     given = odd_message()
-    before = _copy(given)
+    before = copied(given)
     defense.transform(given, Memory.fresh(3))
-    _must(_same(before, given), "transform changes the gradient in place")
+    must(same(before, given), "transform changes the gradient in place")
 
 
 def memory_survives(defense: Defense) -> None:
@@ -118,14 +87,14 @@ def memory_survives(defense: Defense) -> None:
     for memory in (kept, moved):
         defense.protect(step, memory)
     strange = [name for name, value in moved.state.items() if not isinstance(value, Tensor)]
-    _must(not strange, f"it remembers {strange} as something else than a tensor")
+    must(not strange, f"it remembers {strange} as something else than a tensor")
     moved.state = to_tensors(to_record(moved.state))
     sent = []
     for memory in (kept, moved):
         after = Memory.fresh(4)
         after.state = memory.state
         sent.append(defense.protect(step, after))
-    _must(_same(*sent), "after a restart it sends something else: whatever it remembers belongs into memory.state")
+    must(same(*sent), "after a restart it sends something else: whatever it remembers belongs into memory.state")
 
 
 def types_stay(defense: Defense) -> None:
@@ -146,7 +115,7 @@ def any_shapes(defense: Defense) -> None:
     # Defenses that look at more than the message have the identity here, so this holds for them too.
     given = odd_message()
     _check_sent(defense.transform(given, Memory.fresh(3)), given)
-    _must(defense.transform({}, Memory.fresh(3)) == {}, "of an empty message it sends something")
+    must(defense.transform({}, Memory.fresh(3)) == {}, "of an empty message it sends something")
 
 
 def huge_tensor(defense: Defense) -> None:
@@ -163,7 +132,7 @@ def chained(defense: Defense) -> None:
     alone, among = Memory.fresh(3), Memory.fresh(3)
     for _ in range(2):
         one, other = defense.protect(step, alone), chain.protect(step, among)
-        _must(_same(one, other), "in a chain it sends something else than alone")
+        must(same(one, other), "in a chain it sends something else than alone")
 
 
 def expectation(defense: Defense) -> None:
@@ -182,13 +151,13 @@ def expectation(defense: Defense) -> None:
         again = torch.autograd.grad(vmap(distance)(leaves).sum(), list(leaves.values()))
     single: Tensors = grad(distance)({name: several[1] for name, several in guesses.items()})
     for (name, value), other in zip(found.items(), again, strict=True):
-        _must(bool(value.isfinite().all()), f"the derivative of what is expected of '{name}' is not finite")
-        _must(
+        must(bool(value.isfinite().all()), f"the derivative of what is expected of '{name}' is not finite")
+        must(
             torch.allclose(value, other, atol=1e-5, rtol=1e-4),
             f"torch.func and autograd differ in what is expected of '{name}'",
         )
-        _must(torch.allclose(value[1], single[name], atol=1e-4, rtol=1e-4), f"'{name}' depends on what is attacked beside it")
-    _must(any(bool(value.any()) for value in found.values()), "what is expected does not depend on the gradient")
+        must(torch.allclose(value[1], single[name], atol=1e-4, rtol=1e-4), f"'{name}' depends on what is attacked beside it")
+    must(any(bool(value.any()) for value in found.values()), "what is expected does not depend on the gradient")
 
 
 CONTRACTS: dict[str, Callable[[Defense], None]] = {
@@ -210,4 +179,4 @@ def changes_nothing(defense: Defense) -> None:
     sent, plain = defense.protect(step, Memory.fresh(3)), step.gradient()
     _check_sent(sent, plain)
     wrong = [name for name, value in plain.items() if not torch.allclose(sent[name], value, atol=1e-7, rtol=1e-5)]
-    _must(not wrong, f"at no strength it still changes {wrong}")
+    must(not wrong, f"at no strength it still changes {wrong}")

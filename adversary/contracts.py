@@ -1,0 +1,181 @@
+"""What every attack promises, as functions that raise AssertionError with a plain sentence.
+
+The tests run them on all registered attacks, `thorns check` and a generated test on one from outside.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from adversary.base import Attack, AttackError, Belief, Guess, Public
+from fl_app.core.contracts import copied, must, same, settings
+from fl_app.core.local import LocalRule, local_update
+from fl_app.core.observation import Observation, Task
+from fl_app.core.space import Images
+
+SIDE, CLASSES, TARGETS = 8, 4, 3
+FEW = 12
+"""Iterations where it matters that two answers are the same, not that they are good."""
+ROUNDING = 1e-2
+"""How far a pixel may move when other targets are attacked beside it: sums over more of them round otherwise."""
+
+
+class Case(NamedTuple):
+    """Targets of one example each: what is seen of them, and what an attack is to find."""
+
+    seen: list[Observation]
+    task: Task
+    x: Tensor
+    """(targets, 1, *shape)."""
+    public: Public
+
+
+def pictures(number: int, rng: torch.Generator) -> Tensor:
+    """Smooth blobs in [0, 1], (number, 1, side, side)."""
+    coarse = torch.rand(number, 1, 3, 3, generator=rng)
+    return nn.functional.interpolate(coarse, size=(SIDE, SIDE), mode="bilinear", align_corners=True)
+
+
+def _networks() -> list[nn.Module]:
+    """One with convolutions, and for attacks that need one, without."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return [
+            nn.Sequential(nn.Conv2d(1, 12, 5, padding=2, stride=2), nn.Sigmoid(), nn.Flatten(), nn.Linear(192, CLASSES)),
+            nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 32), nn.Sigmoid(), nn.Linear(32, CLASSES)),
+        ]
+
+
+def _case(model: nn.Module) -> Case:
+    draw, rule = torch.Generator().manual_seed(11), LocalRule(batch_size=1)
+    x, y = pictures(TARGETS, draw)[:, None], torch.arange(TARGETS)[:, None] % CLASSES
+    params = {name: value.detach() for name, value in model.named_parameters()}
+    seen = [
+        Observation(
+            params=params,
+            update=local_update(model, params, *one, rule),
+            rule=rule,
+            num_examples=1,
+            server_round=1,
+            client=place,
+        )
+        for place, one in enumerate(zip(x, y, strict=True))
+    ]
+    public = Public(pictures(64, draw), torch.arange(64) % CLASSES)
+    return Case(seen, Task(model, Images((1, SIDE, SIDE)), CLASSES), x, public)
+
+
+def case_for(attack: Attack, *, quick: bool = True) -> tuple[Attack, Case]:
+    """The attack, shortened if `quick` and trained if it has to be, and targets of the first network that it takes."""
+    refusal = AttackError("it takes no network")
+    chosen = (attack.shortened(FEW) or attack) if quick else attack
+    for case in map(_case, _networks()):
+        try:
+            ready = _prepared(chosen, case)
+            (ready.shortened(1) or ready if not ready.trained else ready)(case.seen[:1], case.task, 0)
+        except AttackError as error:
+            refusal = error
+            continue
+        return ready, case
+    raise AttackError(f"it attacks neither a small convolutional network nor one without convolutions: {refusal}")
+
+
+def _prepared(attack: Attack, case: Case) -> Attack:
+    if not attack.trained:
+        return attack
+    with tempfile.TemporaryDirectory() as folder:
+        return attack.prepare(case.task, case.seen[0], case.public, 2, Path(folder))
+
+
+def _parts(answer: Guess | Belief) -> dict[str, Tensor]:
+    return dict(answer._asdict())
+
+
+def answers(attack: Attack) -> None:
+    """It answers for each target, with finite numbers, and leaves torch's global generator alone."""
+    ready, case = case_for(attack)
+    before = torch.random.get_rng_state()
+    answer = ready(case.seen, case.task, 0)  # shapes and space are checked there
+    must(torch.equal(before, torch.random.get_rng_state()), "it draws from torch's global generator: use the streams")
+    for name, value in _parts(answer).items():
+        must(bool(value.isfinite().all()), f"{name} holds values that are not finite")
+    if isinstance(answer, Guess):
+        must(case.task.space.holds(answer.x), "its examples are not in the task's space")
+        must(answer.y.dtype == torch.int64, f"the labels have the type {answer.y.dtype}, not int64")
+
+
+def seeded(attack: Attack) -> None:
+    """The same seed gives the same answer."""
+    ready, case = case_for(attack)
+    first, again = (_parts(ready(case.seen, case.task, 3)) for _ in range(2))
+    must(same(first, again), "the same seed gives another answer: take every draw from the streams")
+
+
+def inputs_stay(attack: Attack) -> None:
+    """What was observed is left as it was, and so is the model."""
+    ready, case = case_for(attack)
+    update, params, state = (copied(one) for one in (case.seen[0].update, case.seen[0].params, case.task.model.state_dict()))
+    ready(case.seen, case.task, 0)
+    must(same(update, case.seen[0].update), "it changes the update in place")
+    must(same(params, case.seen[0].params), "it changes the weights in place")
+    must(same(state, dict(case.task.model.state_dict())), "it changes the model in place")
+
+
+def only_what_is_seen(attack: Attack) -> None:
+    """Its answer depends on what was observed and on nothing else: not on the true examples, wherever they lie."""
+    ready, case = case_for(attack)
+    first = _parts(ready(case.seen, case.task, 0))
+    moved = [replace(one, params=copied(one.params), update=copied(one.update)) for one in case.seen]
+    for other in moved[1:]:
+        object.__setattr__(other, "params", moved[0].params)  # the weights of a round are shared
+    case.x.fill_(0.5)
+    must(same(first, _parts(ready(moved, case.task, 0))), "the same observation gives another answer")
+
+
+def alone(attack: Attack) -> None:
+    """A target gets the same answer alone, among others and in another order, up to rounding."""
+    ready, case = case_for(attack)
+    together = _parts(ready(case.seen, case.task, 0))
+    for order in ([0], [1], [2], [2, 0, 1]):
+        found = _parts(ready([case.seen[place] for place in order], case.task, 0))
+        for name in found.keys() - {"loss"}:
+            near = torch.allclose(found[name].double(), together[name][order].double(), atol=ROUNDING, rtol=ROUNDING)
+            must(near, f"{name} of a target depends on what is attacked beside it: draw from its own stream alone")
+
+
+def beats_blind(attack: Attack) -> None:
+    """Of an undefended update it rebuilds more than somebody who has not seen it: than noise, than grey, than the mean."""
+    ready, case = case_for(attack, quick=False)
+    answer = ready(case.seen, case.task, 0)
+    if isinstance(answer, Belief):
+        return  # nothing is rebuilt
+    noise = case.task.space.noise(TARGETS, torch.Generator().manual_seed(9))[:, None]
+    blind = {
+        "noise": noise,
+        "a grey image": torch.full_like(case.x, 0.5),
+        "the mean image": case.public.x.mean(0).expand_as(case.x),
+    }
+    own = _error(answer.x, case.x)
+    for name, guess in blind.items():
+        bound = _error(guess, case.x)
+        must(own < bound, f"its mean squared error is {own:.4f}, that of {name} {bound:.4f}: it rebuilds nothing")
+
+
+def _error(one: Tensor, other: Tensor) -> float:
+    return (one - other).square().mean().item()
+
+
+CONTRACTS: dict[str, Callable[[Attack], None]] = {
+    "settings": settings,
+    "answers": answers,
+    "seeded": seeded,
+    "inputs_stay": inputs_stay,
+    "only_what_is_seen": only_what_is_seen,
+    "alone": alone,
+    "beats_blind": beats_blind,
+}

@@ -1,0 +1,37 @@
+"""What all contract checks have in common: they raise AssertionError with a plain sentence."""
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+
+from fl_app.core.local import Tensors
+from fl_app.core.spec import settings_of
+
+DECORATOR = "use @dataclass(frozen=True, kw_only=True)"
+
+
+def must(holds: bool, words: str) -> None:
+    """Raise AssertionError(words) unless it holds; not `assert`, which `python -O` leaves out."""
+    if not holds:
+        raise AssertionError(words)
+
+
+def same(one: Tensors, other: Tensors) -> bool:
+    """Whether both hold the same names and values, bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def copied(tensors: Tensors) -> Tensors:
+    """The same values in other memory."""
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def settings(thing: Any) -> None:
+    """Its settings are keyword-only fields of a frozen dataclass, and say all that it is."""
+    kind: Any = type(thing)
+    must(is_dataclass(kind) and "__dataclass_params__" in vars(kind), f"{kind.__name__} is no dataclass: {DECORATOR}")
+    must(kind.__dataclass_params__.frozen, f"{kind.__name__} can be changed after it was made: {DECORATOR}")
+    hidden = [field.name for field in fields(thing) if field.name not in settings_of(kind)]
+    must(not hidden, f"{', '.join(hidden)} cannot be set in a spec: {DECORATOR}")
+    must(replace(thing) == thing and hash(replace(thing)) == hash(thing), "two with the same settings are not equal")
