@@ -1,12 +1,11 @@
 """What all contract checks have in common: they raise AssertionError with a plain sentence."""
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import torch
 
 from fl_app.core.local import Tensors
-from fl_app.core.spec import settings_of
 
 DECORATOR = "use @dataclass(frozen=True, kw_only=True)"
 
@@ -28,10 +27,8 @@ def copied(tensors: Tensors) -> Tensors:
 
 
 def settings(thing: Any) -> None:
-    """Its settings are keyword-only fields of a frozen dataclass, and say all that it is."""
+    """Its settings are fields of a frozen dataclass (by name alone, or it could not be made), and say all that it is."""
     kind: Any = type(thing)
     must(is_dataclass(kind) and "__dataclass_params__" in vars(kind), f"{kind.__name__} is no dataclass: {DECORATOR}")
     must(kind.__dataclass_params__.frozen, f"{kind.__name__} can be changed after it was made: {DECORATOR}")
-    hidden = [field.name for field in fields(thing) if field.name not in settings_of(kind)]
-    must(not hidden, f"{', '.join(hidden)} cannot be set in a spec: {DECORATOR}")
     must(replace(thing) == thing and hash(replace(thing)) == hash(thing), "two with the same settings are not equal")

@@ -154,6 +154,10 @@ class Checked:
     """Base of settings dataclasses: the declared types and ranges hold however the object was made."""
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if not field.kw_only:
+                name = type(self).__name__
+                raise SpecError(f"{name}: {field.name} must be given by name: use @dataclass(frozen=True, kw_only=True)")
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         for key, value in check(type(self).__name__, type(self), settings).items():
             object.__setattr__(self, key, value)

@@ -1,0 +1,191 @@
+"""The contracts of defenses notice what they are there for: each of these breaks one."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from client_defenses import Defense, contracts
+from client_defenses.dp_gaussian import DPGaussian
+from fl_app.core.spec import SpecError
+
+FROZEN = dataclass(frozen=True, kw_only=True)
+
+
+@FROZEN
+class Half(Defense):
+    """Keeps every contract, by nearly nothing."""
+
+    factor: float = 0.5
+
+    def transform(self, grads, memory):
+        return {name: self.factor * value for name, value in grads.items()}
+
+
+class Bare(Defense):
+    factor: float = 0.5
+
+
+@dataclass(frozen=True)
+class Positional(Defense):
+    factor: float = 0.5
+
+
+@FROZEN
+class Unseeded(Defense):
+    def transform(self, grads, memory):
+        return {name: value + torch.randn(value.shape).to(value) for name, value in grads.items()}
+
+
+@FROZEN
+class GlobalSeed(Defense):
+    def transform(self, grads, memory):
+        torch.manual_seed(0)
+        return {name: value + torch.randn(value.shape).to(value) for name, value in grads.items()}
+
+
+@FROZEN
+class InPlace(Defense):
+    def transform(self, grads, memory):
+        return {name: value.mul_(0.5) for name, value in grads.items()}
+
+
+@FROZEN
+class ChangesWeights(Defense):
+    def on_gradient(self, grads, step, memory):
+        for value in step.params.values():
+            value.mul_(1.5)
+        return grads
+
+
+@FROZEN
+class NoTensor(Defense):
+    def transform(self, grads, memory):
+        memory.state["number"] = 3
+        return grads
+
+
+@FROZEN
+class BesideTheState(Defense):
+    """Counts in its memory, but not in the state."""
+
+    def transform(self, grads, memory):
+        memory.times = getattr(memory, "times", 0) + 1
+        return {name: value + memory.times for name, value in grads.items()}
+
+
+@FROZEN
+class Remembers(Defense):
+    """Counts outside of its memory."""
+
+    def transform(self, grads, memory):
+        COUNTS.append(1)
+        return {name: value + len(COUNTS) for name, value in grads.items()}
+
+
+COUNTS = []
+
+
+@FROZEN
+class Widens(Defense):
+    def transform(self, grads, memory):
+        return {name: value.float() for name, value in grads.items()}
+
+
+@FROZEN
+class NeedsEntries(Defense):
+    def transform(self, grads, memory):
+        return {name: value / value.abs().max() for name, value in grads.items()}
+
+
+@FROZEN
+class Quantile(Defense):
+    def transform(self, grads, memory):
+        return {name: value * (value > value.quantile(0.5)) if value.numel() else value for name, value in grads.items()}
+
+
+@FROZEN
+class Flattens(Defense):
+    def transform(self, grads, memory):
+        return {name: value.flatten() for name, value in grads.items()}
+
+
+@FROZEN
+class Leaves(Defense):
+    def transform(self, grads, memory):
+        return dict(list(grads.items())[1:])
+
+
+@FROZEN
+class NotFinite(Defense):
+    def transform(self, grads, memory):
+        return {name: value.log() for name, value in grads.items()}
+
+
+@FROZEN
+class BlindExpectation(Defense):
+    def expected(self, grads):
+        return {name: torch.zeros_like(value) for name, value in grads.items()}
+
+
+@FROZEN
+class BranchingExpectation(Defense):
+    def expected(self, grads):
+        return {name: value if value.norm() > 1 else 2 * value for name, value in grads.items()}
+
+
+def test_a_defense_that_does_little_keeps_them_all():
+    for contract in contracts.CONTRACTS.values():
+        contract(Half())
+
+
+@pytest.mark.parametrize(
+    ("broken", "contract", "said"),
+    [
+        (Bare, "settings", "Bare is no dataclass: use @dataclass"),
+        (Unseeded, "seeded", "take every draw from memory.rng"),
+        (GlobalSeed, "seeded", "torch's global generator"),
+        (InPlace, "inputs_stay", "transform changes the gradient in place"),
+        (ChangesWeights, "inputs_stay", "changes the weights in place"),
+        (NoTensor, "memory_survives", r"it remembers \['number'\] as something else than a tensor"),
+        (Remembers, "memory_survives", "whatever it remembers belongs into memory.state"),
+        (Widens, "types_stay", "has the type torch.float32, but was given as torch.float16"),
+        (Flattens, "any_shapes", r"has the shape \(30,\), but was given as \(6, 5\)"),
+        (Leaves, "any_shapes", "it sends"),
+        (NotFinite, "any_shapes", "values that are not finite"),
+        (BesideTheState, "chained", "in a chain it sends something else than alone"),
+        (BlindExpectation, "expectation", "does not depend on the gradient"),
+    ],
+)
+def test_a_broken_contract_is_said_in_a_sentence(broken, contract, said):
+    with pytest.raises(AssertionError, match=said):
+        contracts.CONTRACTS[contract](broken())
+
+
+@pytest.mark.parametrize(
+    ("broken", "contract"), [(NeedsEntries, "any_shapes"), (Quantile, "huge_tensor"), (BranchingExpectation, "expectation")]
+)
+def test_what_raises_breaks_a_contract_too(broken, contract):
+    with pytest.raises(RuntimeError):
+        contracts.CONTRACTS[contract](broken())
+
+
+def test_settings_that_are_not_given_by_name_are_refused_at_once():
+    with pytest.raises(
+        SpecError, match=r"Positional: factor must be given by name: use @dataclass\(frozen=True, kw_only=True\)"
+    ):
+        Positional()
+
+
+def test_at_no_strength_nothing_changes():
+    contracts.changes_nothing(DPGaussian(scale=0.0, clip=None))
+    with pytest.raises(AssertionError, match="at no strength it still changes"):
+        contracts.changes_nothing(DPGaussian(scale=0.1))
+
+
+def test_checks_hold_under_python_without_assertions():
+    code = "from client_defenses import Defense, contracts\nclass Bare(Defense): pass\ncontracts.settings(Bare())"
+    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=False)
+    assert "Bare is no dataclass" in done.stderr
