@@ -16,8 +16,8 @@ from client_defenses.tools.evaluator import EvaluatorError, EvaluatorFacts, Eval
 from fl_app import data
 from fl_app.data import photos
 from fl_app.experiment import evaluators
+from fl_app.scoring.base import Unavailable
 from fl_app.scoring.noise_ratio import noise_ratio
-from fl_app.scoring.perceptual import Unavailable
 
 QUICK = EvaluatorTraining(width=4, steps=3, batch_size=8)
 

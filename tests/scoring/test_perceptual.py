@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from fl_app.scoring import perceptual
+from fl_app.scoring.base import Unavailable
 from fl_app.scoring.numpy_unpickler import arrays
-from fl_app.scoring.perceptual import BACKBONES, Unavailable, fetch_backbone, lpips_distance
+from fl_app.scoring.perceptual import BACKBONES, fetch_backbone, lpips_distance
 from fl_app.scoring.score import score
 
 HEADS = Path(find_spec("lpips").origin).parent / "weights" / "v0.1"
@@ -108,7 +109,7 @@ def test_building_draws_nothing_from_the_global_generator():
 
 def test_score_has_both(photo):
     scores = score(photo, torch.tensor([1]), photo, torch.tensor([1]))
-    assert scores.lpips_alex.tolist() == scores.lpips_vgg.tolist() == [0]
+    assert scores.values["lpips_alex"].tolist() == scores.values["lpips_vgg"].tolist() == [0]
     assert scores.unavailable == {}
 
 
@@ -144,7 +145,7 @@ def test_without_weights_there_is_a_reason_and_no_number(empty_cache, monkeypatc
             lpips_distance(photo, photo, "alex")
     assert len(calls) == 1, "a failure is remembered"
     scores = score(photo, torch.tensor([1]), photo, torch.tensor([1]))
-    assert scores.lpips_alex is None
+    assert scores.row()["lpips_alex"] is None
     assert "no network" in scores.unavailable["lpips_alex"]
     assert not list(empty_cache.iterdir())
 

@@ -16,7 +16,9 @@ from fl_app.data import Examples
 from fl_app.experiment import truth
 from fl_app.experiment.assets import assets_of
 from fl_app.scoring import classifier, floors, grids, images, matching, perceptual
-from fl_app.scoring.score import Summary, label_accuracy, score, success_rate, summarize
+from fl_app.scoring.base import Tools
+from fl_app.scoring.labels import labels_found
+from fl_app.scoring.score import Summary, score, success_rate, summarize
 
 SHAPES = [(1, 28, 28), (3, 32, 32), (3, 7, 12), (2, 40, 9)]
 
@@ -150,36 +152,35 @@ def test_classifier_metrics(rng):
     with torch.no_grad():
         p, q = (model(images).softmax(1).double().numpy() for images in (x, other))
     predicted = torch.from_numpy(p.argmax(1))
-    assert classifier.clean_accuracy(model, params, x, predicted) == 1
-    assert (
-        classifier.clean_accuracy(model, params, x, torch.where(torch.arange(8) < 2, (predicted + 1) % 10, predicted)) == 0.75
-    )
+    assert classifier.sees_class(model, params, x, predicted).tolist() == [1] * 8
+    wrong = torch.where(torch.arange(8) < 2, (predicted + 1) % 10, predicted)
+    assert classifier.sees_class(model, params, x, wrong).tolist() == [0, 0, *[1] * 6]
     divergence = classifier.kl_divergence(model, params, x, other)
     assert divergence.numpy() == pytest.approx([stats.entropy(a, b) for a, b in zip(p, q, strict=True)], rel=1e-3)
     assert classifier.kl_divergence(model, params, x, x).tolist() == [0] * 8
 
 
 def test_label_accuracy_is_the_overlap_of_multisets():
-    assert label_accuracy(torch.tensor([3, 1, 1, 2]), torch.tensor([1, 1, 3, 2])) == 1
-    assert label_accuracy(torch.tensor([1, 1, 1, 1]), torch.tensor([1, 2, 3, 1])) == 0.5
-    assert label_accuracy(torch.tensor([9, 8]), torch.tensor([0, 1])) == 0
+    assert labels_found(torch.tensor([3, 1, 1, 2]), torch.tensor([1, 1, 3, 2])).tolist() == [1, 1, 1, 1]
+    assert labels_found(torch.tensor([1, 1, 1, 1]), torch.tensor([1, 2, 3, 1])).tolist() == [1, 0, 0, 1]
+    assert labels_found(torch.tensor([1, 2]), torch.tensor([1, 1])).tolist() == [1, 0]  # an answer counts once
+    assert labels_found(torch.tensor([9, 8]), torch.tensor([0, 1])).tolist() == [0, 0]
+    with pytest.raises(ValueError, match="cannot be held against"):
+        labels_found(torch.tensor([1]), torch.tensor([1, 1]))
 
 
 def test_score_matches_before_it_measures(rng):
     true, y = torch.rand(6, 1, 10, 10, generator=rng), torch.arange(6)
     shuffle = torch.randperm(6, generator=rng)
-    guess = (true + 0.05 * torch.randn(true.shape, generator=rng)).clamp(0, 1)
-    scores = score(guess[shuffle], y[shuffle], true, y, perceptual=False)
+    rebuilt = (true + 0.05 * torch.randn(true.shape, generator=rng)).clamp(0, 1)
+    scores = score(rebuilt[shuffle], y[shuffle], true, y, tools=Tools(lpips=False))
     assert torch.equal(shuffle[scores.order], torch.arange(6))
-    assert torch.equal(scores.mse, images.mse(guess, true))
-    assert torch.equal(scores.psnr, images.psnr(guess, true))
-    assert torch.equal(scores.ssim, images.ssim(guess, true))
-    assert scores.label_accuracy == 1
-    assert scores.lpips_alex is scores.lpips_vgg is None
-    assert scores.unavailable == {"lpips_alex": "not asked for", "lpips_vgg": "not asked for"}
-    row = scores.row()
-    assert row["psnr"] == pytest.approx(images.psnr(guess, true).mean().item())
-    assert row["lpips_vgg"] is None
+    for name, metric in (("mse", images.mse), ("psnr", images.psnr), ("ssim", images.ssim)):
+        assert torch.equal(scores.values[name], metric(rebuilt, true))
+    assert scores.values["label_accuracy"].mean() == 1
+    assert scores.values.keys() == {"psnr", "ssim", "mse", "label_accuracy"}  # what was not asked for is left out
+    assert scores.unavailable == {}
+    assert scores.row()["psnr"] == pytest.approx(images.psnr(rebuilt, true).mean().item())
 
 
 def test_what_cannot_be_measured_has_a_reason_and_no_number(rng, monkeypatch):
@@ -187,19 +188,19 @@ def test_what_cannot_be_measured_has_a_reason_and_no_number(rng, monkeypatch):
     true, y = torch.rand(2, 3, 8, 8, generator=rng), torch.arange(2)
     scores = score(true, y, true, y)
     assert scores.unavailable == {"lpips_alex": "no weights for alex", "lpips_vgg": "no weights for vgg"}
+    assert scores.row()["lpips_vgg"] is None
     flat = score(true.flatten(1), y, true.flatten(1), y)
-    assert flat.ssim is flat.lpips_alex is None
     assert set(flat.unavailable) == {"ssim", "lpips_alex", "lpips_vgg"}
-    assert flat.psnr.tolist() == [100, 100]
+    assert flat.values["psnr"].tolist() == [100, 100]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -0.1, 1.1])
-def test_a_guess_that_is_no_image_is_refused(bad):
+def test_a_reconstruction_that_is_no_image_is_refused(bad):
     true, y = torch.zeros(2, 1, 4, 4), torch.arange(2)
-    guess = true.clone()
-    guess[1, 0, 2, 2] = bad
+    rebuilt = true.clone()
+    rebuilt[1, 0, 2, 2] = bad
     with pytest.raises(ValueError, match="not numbers in"):
-        score(guess, y, true, y, perceptual=False)
+        score(rebuilt, y, true, y)
 
 
 def test_summaries_count_what_is_missing():
@@ -210,8 +211,7 @@ def test_summaries_count_what_is_missing():
     assert summary == pytest.approx(Summary(np.mean(values), low, high, 4, 3, 1))
     assert summarize([None, {"psnr": 3.0}], "psnr") == (3.0, None, None, 1, 1, 0)
     assert summarize([None, None], "psnr") == (None, None, None, 0, 2, 0)
-    with pytest.raises(KeyError):
-        summarize(rows, "prsn")
+    assert summarize(rows, "ssim") == (None, None, None, 0, 2, 6)  # a target without the metric is counted as such
 
 
 def test_success_rate_counts_failures():
