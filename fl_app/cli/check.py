@@ -1,6 +1,6 @@
 """`thorns check`: does a defense or an attack keep what every one of them promises?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -16,8 +16,11 @@ def check(
     ],
 ) -> None:
     """Run the contracts of all defenses or attacks on one of them: exit 0 if it keeps them, 1 if not."""
+    from fl_app.experiment.assets import use_threads
+
     console, failed = Console(), 0
     thing, contracts = _found(text)
+    use_threads(1)
     for name, contract in contracts.items():
         reason = _broken(contract, thing)
         failed += bool(reason)
@@ -28,12 +31,21 @@ def check(
         raise typer.Exit(1)
 
 
-def _found(text: str) -> tuple[Any, dict[str, Callable[[Any], None]]]:
-    """What a spec names, and the contracts of its kind."""
+def _found(text: str) -> tuple[Any, Mapping[str, Callable[[Any], None]]]:
+    """What a spec names, and the contracts of its kind: of attacks if it is one, else of defenses."""
+    import adversary
+    import adversary.contracts
     import client_defenses
-    from client_defenses import contracts
+    import client_defenses.contracts
+    from fl_app.core import plugins, spec
 
-    return client_defenses.build(text), contracts.CONTRACTS
+    name = spec.parse(text)[0].name
+    known = name in client_defenses.DEFENSES or name in plugins.registered("defense")
+    plugged = None if known or ":" not in name else plugins.find("defense or attack", name)
+    is_attack = isinstance(plugged, type) and issubclass(plugged, adversary.Attack)
+    if is_attack or (not known and (name in adversary.ATTACKS or name in plugins.registered("attack"))):
+        return adversary.build(text), adversary.contracts.CONTRACTS
+    return client_defenses.build(text), client_defenses.contracts.CONTRACTS
 
 
 def _broken(contract: Callable[[Any], None], thing: Any) -> str:
