@@ -1,6 +1,7 @@
 """The registry of metrics, metrics from outside the package, and the score of a target on disk."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fl_app.scoring.metrics import METRICS, with_plugged
 from fl_app.scoring.score import score, summarize
 from fl_app.scoring.target import KEYS, TargetScore, lines_of
 from fl_app.store.reconstructions import guess_path, save_guess, save_scores
+from helpers.paths import ROOT
 
 MODULE = """
 from fl_app.scoring.base import Metric
@@ -121,6 +123,18 @@ def test_what_is_no_metric_is_refused_in_one_line(outside, text, why):
     with pytest.raises(SpecError, match=why) as refused:
         with_plugged([text.replace("{}", outside)])
     assert "\n" not in str(refused.value)
+
+
+def test_the_metric_of_the_documentation(tmp_path, monkeypatch, rng):
+    text = (ROOT / "docs" / "report.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "my_metrics.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(plugins.ALLOW, re.search(r"--metric (\S+)", text)[1])
+    seen = pairs(rng, 0.2)
+    found = with_plugged(plugins.allowed())["absolute"](seen)
+    assert torch.allclose(found, (seen.x - seen.true_x).abs().mean((1, 2, 3)).double())
 
 
 def test_an_installed_package_registers_a_metric(outside, monkeypatch):
