@@ -38,11 +38,11 @@ class LatentPerturbation(Defense):
     """Whether r is one for all elements of a batch, as Algorithm 1 reads, or the mean of |r| of each sample (ours)."""
     decoder_lr: Rate = 1e-3
     """Rate of the decoder's Adam; the paper's is that of the client: 1e-3 for BloodMNIST, 1e-4 for CIFAR-10."""
-    pretrain_epochs: Annotated[int, Field(ge=0)] = 10
+    pretrain_epochs: Annotated[int, Field(ge=0, le=10**6)] = 10
     """Passes over the client's examples by which noise="learned" is learnt; the paper prints no number."""
     pretrain_lr: Rate = 1e-3
     """Rate of Adam for weights and noise in this; a step moves mu and sigma by about as much."""
-    pretrain_batch: Annotated[int, Field(ge=1)] = 128
+    pretrain_batch: Annotated[int, Field(ge=1, le=10**9)] = 128
 
     def gradient(self, step: Step, memory: Memory) -> Tensors:
         """One step of the decoder, then the gradient by encoder and predictor (Eq. 3) with the decoder held fixed."""

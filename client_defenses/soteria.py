@@ -43,7 +43,7 @@ class Soteria(Defense):
     layer: str = "auto"
     masks: Literal["sample", "batch"] = "sample"
     variant: Literal["original", "mixed"] = "original"
-    probes: Annotated[int, Field(ge=0, le=2**20)] = 64
+    probes: Annotated[int, Field(ge=0, le=1024)] = 64
     scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5e-4
 
     @property

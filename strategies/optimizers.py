@@ -10,7 +10,8 @@ from torch import nn
 from fl_app.core import spec
 from fl_app.core.spec import Checked
 
-Rate = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rounds = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(max_length=1000)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -19,7 +20,7 @@ class ServerOptimizer(Checked):
     """A learning rate that is multiplied by `drop` at each round of `drop_at`."""
 
     lr: Rate = 0.1
-    drop_at: tuple[int, ...] = ()
+    drop_at: Rounds = ()
     drop: Rate = 0.1
 
     def lr_at(self, server_round: int) -> float:
@@ -36,7 +37,7 @@ class ServerSGD(ServerOptimizer):
     """SGD with momentum and weight decay."""
 
     momentum: Share = 0.0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     def make(self, weights: nn.Parameter) -> torch.optim.Optimizer:
         """torch.optim.SGD."""

@@ -40,17 +40,17 @@ class EvaluatorTraining(Checked):
 
     width: Annotated[int, Field(ge=1, le=1024)] = 32
     """Filters of the three convolutions: width, 2 width, 4 width."""
-    steps: Annotated[int, Field(ge=1)] = 1500
+    steps: Annotated[int, Field(ge=1, le=10**8)] = 1500
     """Adam steps on one batch, each image with a share of noise of its own."""
-    batch_size: Annotated[int, Field(ge=1)] = 128
-    lr: Annotated[float, Field(gt=0)] = 3e-3
+    batch_size: Annotated[int, Field(ge=1, le=10**5)] = 128
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3e-3
     decay: bool = True
     """Let the rate rise and fall along one cycle, which a short training needs."""
-    levels: Annotated[int, Field(ge=2)] = 11
+    levels: Annotated[int, Field(ge=2, le=10**6)] = 11
     """The shares of noise are 0, 1 / (levels - 1), ..., 1."""
     stark: Annotated[float, Field(ge=0, le=1)] = 0.2
     """The share of images that are made almost black and white, as digits and drawings are and photos are not (ours)."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
 def paper(images: int) -> EvaluatorTraining:
@@ -185,6 +185,7 @@ def save(evaluator: Evaluator, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="evaluator-") as scratch:
         part = Path(scratch) / path.name
         save_file(tensors, part, metadata=notes)
+        part.chmod(0o644)  # nothing in it is anybody's secret, and caches are shared
         part.replace(path)
 
 
@@ -194,6 +195,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Evaluator:
         raise EvaluatorError(f"there is no evaluation network; {ADVICE}")
     found = file_of(str(path)) if NAME.fullmatch(str(path)) else Path(path)
     try:
+        found.open("rb").close()  # safetensors calls a file that may not be read missing
         now = found.stat()
     except OSError as error:
         raise EvaluatorError(f"the evaluation network {found} cannot be read ({error.strerror}); {ADVICE}") from error
@@ -209,8 +211,8 @@ def _load(path: Path, _changed: int, _size: int, device: str) -> Evaluator:
     except (SafetensorError, OSError, TypeError, ValueError) as error:
         raise EvaluatorError(f"{path} is damaged ({error}); delete it and train it again") from error
     facts = _facts(path, notes)
-    network = build_network(facts.shape, facts.training.width)
-    wanted = network.state_dict()
+    with torch.device("meta"):  # a file's word for its size takes no memory
+        wanted = build_network(facts.shape, facts.training.width).state_dict()
     if tensors.keys() != wanted.keys():
         odd = sorted(tensors.keys() ^ wanted.keys())
         raise EvaluatorError(f"{path} is no evaluation network: {', '.join(odd)} missing or unknown")
@@ -221,6 +223,7 @@ def _load(path: Path, _changed: int, _size: int, device: str) -> Evaluator:
             )
     if notes.get("digest") != fingerprint_of(tensors) or not all(bool(value.isfinite().all()) for value in tensors.values()):
         raise EvaluatorError(f"{path} is damaged: its weights do not have the checksum that it names; train it again")
+    network = build_network(facts.shape, facts.training.width)
     network.load_state_dict(tensors)
     return Evaluator(network.to(device).eval().requires_grad_(False), facts)
 

@@ -1,4 +1,4 @@
-"""Data sets: one file a family, all of them listed here; fetched once, checked, and kept in a cache."""
+"""Data sets: one file per family, all of them listed here; fetched once, checked, and kept in a cache."""
 
 import hashlib
 import json
@@ -22,6 +22,7 @@ from fl_app.data.medmnist import medmnist
 from fl_app.data.mnist import fashion_mnist, mnist
 from fl_app.data.sources import SourceError
 from fl_app.data.svhn import svhn
+from fl_app.store.files import PUBLIC
 
 log = logging.getLogger("thorns")
 
@@ -115,6 +116,8 @@ def fetch(recipe: Recipe) -> Path:
             part = Path(scratch) / "arrays"
             mean, std = statistics(arrays["train_x"])
             save_file(arrays, part, metadata={"source": name, "mean": json.dumps(mean), "std": json.dumps(std)})
+            if recipe.sources:  # what is published; somebody's own folder stays with its owner
+                part.chmod(PUBLIC)
             part.replace(target)
         log.info("%s: served by the %s, kept in %s", recipe.key, name, target)
         return target
@@ -125,15 +128,19 @@ def fetch(recipe: Recipe) -> Path:
 
 def _load_checked(path: Path) -> tuple[Arrays, dict[str, str]]:
     try:
+        path.open("rb").close()  # safetensors calls a file that may not be read missing
         with safe_open(path, "pt") as stored:
             return load_file(path), dict(stored.metadata())
-    except (SafetensorError, OSError, TypeError) as error:
+    except OSError as error:
+        advice = "make it readable, or choose another cache with THORNS_DATA"
+        raise DataError(f"{path} cannot be read ({error.strerror or error}): {advice}") from error
+    except (SafetensorError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error}); delete it, and it will be fetched again") from error
 
 
 @lru_cache(maxsize=4)
 def load(text: str) -> Dataset:
-    """The data set of a spec, fetched if needed; one copy a process."""
+    """The data set of a spec, fetched if needed; one copy per process."""
     recipe = recipe_of(text)
     arrays, notes = _load_checked(fetch(recipe))
     train, test = (Examples(arrays[f"{split}_x"], arrays[f"{split}_y"]) for split in ("train", "test"))

@@ -1,4 +1,4 @@
-"""What a data set is in memory: uint8 images and classes, once a process."""
+"""What a data set is in memory: uint8 images and classes, once per process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

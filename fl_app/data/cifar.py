@@ -12,6 +12,7 @@ from fl_app.data.base import Arrays, Recipe
 from fl_app.data.files import find, read_bytes
 from fl_app.data.sources import Npm, Official
 
+# torchvision's reader unpickles what it downloaded; these files are the same images as plain bytes.
 PIXELS = 3 * 32 * 32
 
 
@@ -26,7 +27,7 @@ def read_binary(path: Path, label_bytes: int) -> tuple[Tensor, Tensor]:
 
 
 def read_sheet(path: Path) -> Tensor:
-    """A PNG with one 32 x 32 image a row of 1024 pixels -> x."""
+    """A PNG with one 32 x 32 image per row of 1024 pixels -> x."""
     with Image.open(path) as sheet:
         pixels = np.array(sheet.convert("RGB"))
     if pixels.shape[1] != 1024:
@@ -55,7 +56,7 @@ def read_cifar10(folder: Path) -> Arrays:
 
 
 def read_cifar100(folder: Path) -> Arrays:
-    """`train.bin` and `test.bin`, with a coarse and a fine label a row -> arrays with the fine labels."""
+    """`train.bin` and `test.bin`, with a coarse and a fine label per row -> arrays with the fine labels."""
     arrays = {}
     for split in ("train", "test"):
         arrays[f"{split}_x"], arrays[f"{split}_y"] = read_binary(find(folder, f"{split}.bin"), 2)

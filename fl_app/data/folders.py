@@ -8,6 +8,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from fl_app.core.machine import gigabytes, memory
 from fl_app.core.seeds import generator
 from fl_app.data.base import Arrays, DataError, Recipe
 from fl_app.data.files import find, read_image
@@ -25,7 +26,7 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def classes_of(folder: Path) -> list[str]:
-    """The sub-folders that hold images: one a class."""
+    """The sub-folders that hold images: one per class."""
     found = sorted(path.name for path in folder.iterdir() if path.is_dir() and images_in(path)) if folder.is_dir() else []
     if len(found) < 2:
         raise DataError(f"{folder} must have a folder of images for each of at least two classes")
@@ -46,6 +47,10 @@ def hold_out(examples: Labelled, share: float) -> tuple[Labelled, Labelled]:
 
 def decode(train: Labelled, test: Labelled, size: int | None, mode: str = "RGB") -> Arrays:
     """Read the image files of both splits."""
+    room = 2 * (len(train) + len(test)) * len(mode) * (size or 0) ** 2  # for a moment each image is there twice
+    if room > memory():
+        what = f"{len(train) + len(test)} images of {size} x {size} pixels"
+        raise DataError(f"{what} need {gigabytes(room)}, and this machine has {gigabytes(memory())}: lower size")
     arrays = {}
     for split, examples in (("train", train), ("test", test)):
         arrays[f"{split}_x"] = torch.stack([read_image(path, size, mode) for path, _ in examples])
@@ -100,7 +105,7 @@ def imagefolder(*, path: str, size: Side = 32, grey: bool = False, test_share: S
     )
 
 
-def lfw(*, size: Side = 32, min_images: Annotated[int, Field(ge=2)] = 20, test_share: Share = 0.2) -> Recipe:
+def lfw(*, size: Side = 32, min_images: Annotated[int, Field(ge=2, le=1000)] = 20, test_share: Share = 0.2) -> Recipe:
     """Labeled Faces in the Wild, funneled: the people with at least min_images photos."""
     return Recipe(
         key=f"lfw-{size}-{min_images}-{test_share}",

@@ -1,4 +1,4 @@
-"""MedMNIST v2 (Yang et al. 2023), 28 x 28: one npz file a data set."""
+"""MedMNIST v2 (Yang et al. 2023), 28 x 28: one npz file per data set."""
 
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ def read(folder: Path, kind: str) -> Arrays:
     ChestMNIST has 14 findings that may occur together; as a classification task it becomes "any finding" (1) or none (0).
     """
     arrays = {}
+    # The package medmnist reads it by np.load too, and would bring pandas and scikit-learn along.
     with np.load(find(folder, f"{kind}mnist.npz"), allow_pickle=False) as content:
         for split in ("train", "val", "test"):
             images, labels = content[f"{split}_images"], content[f"{split}_labels"]

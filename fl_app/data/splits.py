@@ -1,5 +1,6 @@
 """Train, validation and test parts: as published, or by shares of everything."""
 
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -25,9 +26,17 @@ def shares_of(text: str) -> tuple[float, float, float] | None:
     except ValueError:
         raise DataError(f"split must be 'official' or train/validation/test such as '70/15/15', not '{text}'") from None
     total = train + validation + test
-    if min(train, test) <= 0 or validation < 0 or total <= 0:
+    if not isfinite(total) or min(train, test) <= 0 or validation < 0:
         raise DataError(f"the split '{text}' must leave something for training and for testing")
     return train / total, validation / total, test / total
+
+
+def training_examples(dataset: Dataset, text: str) -> int:
+    """How many examples the training part of a split has, without making it."""
+    shares = shares_of(text)
+    if shares is None:
+        return len(dataset.train)
+    return round(shares[0] * (len(dataset.train) + len(dataset.test) + len(dataset.validation or ())))
 
 
 def split(dataset: Dataset, text: str, seed: int) -> Splits:

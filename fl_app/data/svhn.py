@@ -14,6 +14,7 @@ _SITE = "http://ufldl.stanford.edu/housenumbers"
 
 def read(folder: Path) -> Arrays:
     """`train_32x32.mat` and `test_32x32.mat`: X is (height, width, channels, n), y has 10 for the digit 0."""
+    # torchvision's SVHN reads them by loadmat too, and only in the two files as they are published.
     from scipy.io import loadmat  # takes a second to import, and few clients need it
 
     arrays = {}

@@ -8,6 +8,7 @@ from flwr.serverapp import Grid
 from fl_app.engines.serving import MakeBeside, serve
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.config import Experiment
+from fl_app.experiment.limits import check_limits
 from fl_app.store.runs import RunDir
 
 ENGINES = {
@@ -25,6 +26,7 @@ def run(
     make_beside: MakeBeside | None = None,
 ) -> RunDir:
     """Run an experiment on an engine; `resume` goes on with the run in its run directory."""
+    check_limits(experiment)  # an engine makes something per client before the server can look
     logging.getLogger("flwr").setLevel(logging.ERROR)
     config = experiment.run_config()
     finished: list[RunDir] = []

@@ -1,4 +1,4 @@
-"""What an experiment is made of - data, shares, model, defense - built once a process and shared by its clients."""
+"""What an experiment is made of - data, shares, model, defense - built once per process and shared by its clients."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +16,7 @@ from fl_app.data.partitions import partition
 from fl_app.data.splits import Splits, split
 from fl_app.experiment.config import Experiment
 from fl_app.experiment.evaluators import prepared
+from fl_app.experiment.limits import check_limits
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def _splits(dataset: str, text: str, seed: int) -> Splits:
 
 @lru_cache(maxsize=4)
 def assets_of(experiment: Experiment) -> Assets:
-    """Build the parts of an experiment."""
+    """Build the parts of an experiment, once its settings are known to be within what data and memory allow."""
+    check_limits(experiment)
     dataset = data.load(experiment.dataset)
     splits = _splits(experiment.dataset, experiment.split, experiment.seed)
     shares = partition(splits.train.y, experiment.partition, experiment.clients, experiment.seed, data.cache_dir())

@@ -21,7 +21,11 @@ from fl_app.models import MODELS
 from strategies import optimizers
 
 Value = bool | int | float | str
-Count = Annotated[int, Field(ge=1)]
+# Bounds that follow from the data set and from memory are in `experiment.limits`.
+Count = Annotated[int, Field(ge=1, le=10**9)]
+CountOrZero = Annotated[int, Field(ge=0, le=10**9)]
+Steps = Annotated[int, Field(ge=1, le=10**6)]
+Rate = Annotated[float, Field(gt=0)]
 # `capture=1` on a command line is a number to TOML.
 Numbers = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 
@@ -42,14 +46,19 @@ class Experiment(BaseModel):
     """The settings of a run, by the names they have in `[tool.flwr.app.config]`."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=_kebab, populate_by_name=True, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        alias_generator=_kebab,
+        populate_by_name=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
     )
 
     dataset: str = Field("mnist", description="data set, see `thorns list datasets`")
     split: str = Field("official", description="'official', or train/validation/test shares such as '70/15/15'")
     partition: str = Field("iid", description="how clients share the training set, see `thorns list partitions`")
     clients: Count = Field(10, description="number of clients")
-    client_examples: Annotated[int, Field(ge=0)] = Field(0, description="examples that a client owns; 0: its whole share")
+    client_examples: CountOrZero = Field(0, description="examples that a client owns; 0: its whole share")
     fraction: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="share of the clients asked in a round")
     min_clients: Count = Field(1, description="fewest valid replies that change the weights")
     weighting: Literal["examples", "equal"] = Field("examples", description="weights of the mean: 'examples' or 'equal'")
@@ -61,19 +70,17 @@ class Experiment(BaseModel):
     )
     update: Literal["gradient", "delta"] = Field("gradient", description="'gradient' (FedSGD) or 'delta' (local steps)")
     batch_size: Count = Field(32, description="examples in a local batch")
-    local_steps: Count = Field(1, description="local SGD steps in a round; more than 1 needs update='delta'")
-    local_lr: Annotated[float, Field(gt=0)] = Field(0.1, description="local learning rate of update='delta'")
-    local_examples: Annotated[int, Field(ge=0)] = Field(
-        0, description="distinct examples in a round; 0: batch-size * local-steps"
-    )
+    local_steps: Steps = Field(1, description="local SGD steps in a round; more than 1 needs update='delta'")
+    local_lr: Rate = Field(0.1, description="local learning rate of update='delta'")
+    local_examples: CountOrZero = Field(0, description="distinct examples in a round; 0: batch-size * local-steps")
     local_optimizer: Literal["sgd", "adam"] = Field("sgd", description="what takes the local steps: 'sgd' or 'adam'")
     optimizer: str = Field("sgd(lr=0.05, momentum=0.9)", description="server optimiser, see `thorns list optimizers`")
     rounds: Count = Field(600, description="number of rounds")
-    round_timeout: Annotated[float, Field(gt=0)] = Field(
+    round_timeout: Annotated[float, Field(gt=0, le=10**7)] = Field(
         3600.0, description="seconds after which a round goes on without the clients that have not answered"
     )
     eval_every: Count = Field(50, description="rounds between evaluations on the test set")
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="decides every random draw")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="decides every random draw")
     threads: Annotated[int, Field(ge=1, le=256)] = Field(
         1, description="CPU threads of a gradient; more pay for large models on the inline engine, and change the last bits"
     )

@@ -1,4 +1,4 @@
-"""Models: one file a family, all of them listed here."""
+"""Models: one file per family, all of them listed here."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -47,9 +47,19 @@ def build(
     return nn.Sequential(OrderedDict(normalize=Normalize(*normalize), net=net))
 
 
+def size_of(text: str, input_shape: tuple[int, ...], num_classes: int) -> int:
+    """How many parameters a model has, without making room for them; 0 if its code cannot tell without."""
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            net = spec.build_one("model", text, MODELS, input_shape, num_classes, base=nn.Module)
+    except RuntimeError:  # code from outside that computes with its own weights while it is made; else `build` says it too
+        return 0
+    return sum(value.numel() for value in net.parameters())
+
+
 def parameters_of(model: nn.Module) -> Tensors:
     """The detached parameters of a model, by name."""
     return {name: value.detach() for name, value in model.named_parameters()}
 
 
-__all__ = ["MODELS", "build", "parameters_of"]
+__all__ = ["MODELS", "build", "parameters_of", "size_of"]

@@ -6,6 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+Shape = tuple[int, int, int]
+"""(channels, height, width)."""
 Activation = Literal["relu", "sigmoid"]
 Norm = Literal["batch", "group", "none"]
 

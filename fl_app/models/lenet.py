@@ -5,9 +5,7 @@ from typing import Literal
 
 from torch import nn
 
-from fl_app.models.layers import Activation, activation_layer
-
-Shape = tuple[int, int, int]
+from fl_app.models.layers import Activation, Shape, activation_layer
 
 
 def lenet(

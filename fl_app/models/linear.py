@@ -4,7 +4,7 @@ from math import prod
 
 from torch import nn
 
-from fl_app.models.lenet import Shape
+from fl_app.models.layers import Shape
 
 
 def linear(input_shape: Shape, num_classes: int) -> nn.Module:

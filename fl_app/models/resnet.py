@@ -5,8 +5,7 @@ from functools import partial
 
 from torch import nn
 
-from fl_app.models.layers import Activation, Norm, activation_layer, norm_layer
-from fl_app.models.lenet import Shape
+from fl_app.models.layers import Activation, Norm, Shape, activation_layer, norm_layer
 
 
 def _resnet(blocks: list[int], input_shape: Shape, num_classes: int, activation: Activation, norm: Norm) -> nn.Module:

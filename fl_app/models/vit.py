@@ -9,9 +9,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fl_app.models.lenet import Shape
+from fl_app.models.layers import Shape
 
 Size = Annotated[int, Field(ge=1, le=4096)]
+Depth = Annotated[int, Field(ge=1, le=256)]
 
 
 class Attention(nn.Module):
@@ -73,7 +74,7 @@ class VisionTransformer(nn.Module):
 
 
 def vit(
-    input_shape: Shape, num_classes: int, *, patch: Size = 4, dim: Size = 192, depth: Size = 6, heads: Size = 3
+    input_shape: Shape, num_classes: int, *, patch: Size = 4, dim: Size = 192, depth: Depth = 6, heads: Size = 3
 ) -> nn.Module:
     """ViT small: 4x4 patches, six pre-norm blocks of width 192; the image side must be a multiple of the patch."""
     _, height, width = input_shape

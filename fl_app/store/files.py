@@ -8,6 +8,9 @@ from safetensors.torch import save_file
 
 from fl_app.core.local import Tensors
 
+PUBLIC = 0o644
+"""The mode of what a cache may show to everybody; safetensors writes for its owner alone."""
+
 
 class RunError(ValueError):
     """A file or run directory that cannot be used; the message says why and what to do."""
@@ -36,9 +39,12 @@ def save_tensors(path: Path, tensors: Tensors, notes: dict[str, str]) -> None:
 
 
 def load_tensors(path: Path) -> tuple[Tensors, dict[str, str]]:
-    """Read tensors and their notes; a damaged file is an error that names it."""
+    """Read tensors and their notes; a file that is damaged or may not be read is an error that names it."""
     try:
+        path.open("rb").close()  # safetensors calls a file that may not be read missing
         with safe_open(path, "pt") as stored:
             return {name: stored.get_tensor(name) for name in stored.keys()}, dict(stored.metadata() or {})  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise RunError(f"{path} cannot be read: {error}") from error
+    except SafetensorError as error:
+        raise RunError(f"{path} cannot be read: it is damaged ({error})") from error
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error

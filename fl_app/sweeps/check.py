@@ -11,8 +11,10 @@ from fl_app.experiment.assets import assets_of, device_of
 from fl_app.experiment.config import ConfigError, Experiment
 from fl_app.experiment.evaluators import JUDGING, ensure, prepared
 from fl_app.experiment.grants import examples_repeat
+from fl_app.experiment.limits import check_limits
 from fl_app.models import parameters_of
-from fl_app.scoring.perceptual import BACKBONES, Unavailable, fetch_backbone
+from fl_app.scoring.base import Unavailable
+from fl_app.scoring.perceptual import BACKBONES, fetch_backbone
 from fl_app.sweeps.plan import Plan
 
 FEW = 4
@@ -35,11 +37,14 @@ def check(plan: Plan, source: str, *, fetch: bool) -> list[str]:
         if not fetch and not data.cached_file(data.recipe_of(experiment.dataset)).exists():
             unchecked.append(f"{experiment.dataset} is not here yet, so nothing was tried on it")
             continue
+        _named(source, check_limits, experiment)
         try:
             _try(experiment)
         except Exception as error:  # whatever a model and a defense together raise is what a person has to know
             why = f"defense = {experiment.defense!r} does not work with model = {experiment.model!r} on {experiment.dataset}"
             raise ConfigError(f"{source}: {why}: {error}") from error
+    for unit in plan.units if not unchecked else []:
+        _named(source, check_limits, unit.experiment)
     for cell in plan.cells if not unchecked else []:
         if any(unit.attacking and "repeats" in unit.attacking.grants for unit in cell.attacks):
             _named(f"{source}, cell {cell.name}", examples_repeat, assets_of(cell.attacked.experiment), -1)

@@ -3,11 +3,16 @@
 import gzip
 import hashlib
 import io
+import os
 import tarfile
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fl_app import data
 from fl_app.data.base import DataError, Dataset, Examples, Recipe, statistics
@@ -66,6 +71,54 @@ def test_a_damaged_cache_is_named(tmp_path, monkeypatch):
     (tmp_path / "svhn.safetensors").write_bytes(b"not safetensors at all")
     with pytest.raises(DataError, match=r"svhn\.safetensors is damaged.*delete it"):
         data.load("svhn")
+
+
+@contextmanager
+def without_rights():
+    """As a user who owns nothing: root may read everything."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def test_a_cache_that_may_not_be_read_is_not_called_damaged(monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        monkeypatch.setenv("THORNS_DATA", folder)
+        path = Path(folder) / "svhn.safetensors"
+        save_file({"train_y": torch.zeros(1)}, path)
+        path.chmod(0)
+        with (
+            without_rights(),
+            pytest.raises(DataError, match=r"svhn\.safetensors cannot be read \(Permission denied\)") as error,
+        ):
+            data.load("svhn")
+        assert "THORNS_DATA" in str(error.value)
+        assert "delete" not in str(error.value)
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(DataError, match=r"cannot be read \(Is a directory\)"):
+            data.load("svhn")
+
+
+def test_what_is_published_is_kept_for_all_users_and_an_own_folder_for_its_owner(tmp_path, idx_site, pictures):
+    published, own = data.fetch(small_recipe(tmp_path, official(idx_site))), data.recipe_of(f"imagefolder(path='{pictures}')")
+    assert published.stat().st_mode & 0o777 == 0o644
+    assert data.fetch(own).stat().st_mode & 0o077 == 0
+    partition(torch.arange(9) % 3, "iid", 3, 0, tmp_path)
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "partitions").iterdir()] == [0o644]
+
+
+def test_a_damaged_partition_is_named(tmp_path):
+    partition(torch.arange(9) % 3, "iid", 3, 0, tmp_path)
+    (path,) = (tmp_path / "partitions").iterdir()
+    path.write_bytes(b"cut off")
+    with pytest.raises(DataError, match=rf"{path.name} cannot be read: it is damaged"):
+        partition(torch.arange(9) % 3, "iid", 3, 0, tmp_path)
 
 
 def test_an_archive_cannot_write_outside(tmp_path):
