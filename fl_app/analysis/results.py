@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from fl_app.core.plugins import NotAllowed
 from fl_app.experiment.config import Experiment
 from fl_app.experiment.runs import experiment_of
 from fl_app.scoring.base import Measure
@@ -159,17 +160,8 @@ def read_attack(folder: Path) -> AttackResult:
     for key in {key for one in targets for key in one.values} - METRICS.keys() - measures.keys():
         measures[key] = Measure(title=key, higher_leaks=True, shown="files")  # nobody says what it is
     timing = _each(folder / "timing.jsonl", lambda line: float(line["seconds"]))
-    return AttackResult(
-        folder,
-        about["asked"],
-        about["attack"],
-        about["who"],
-        tuple(about["grants"]),
-        targets,
-        floors,
-        sum(timing) if timing else None,
-        measures,
-    )
+    told = about["asked"], about["attack"], about["who"], tuple(about["grants"])
+    return AttackResult(folder, *told, targets, floors, sum(timing) if timing else None, measures)
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -219,7 +211,7 @@ def _sweep(path: Path) -> Study:
         reader = _Cells(path)
         return Study(path, "sweep", str(plan["title"]), [reader.cell(**cell) for cell in plan["cells"]], str(plan["command"]))
     except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, RunError):
+        if isinstance(error, RunError | NotAllowed):
             raise
         raise RunError(f"{known} is not the plan of a sweep: {type(error).__name__}: {error}") from None
 

@@ -15,7 +15,7 @@ from fl_app.cli.deploy import app as deploy_app
 from fl_app.cli.doctor import doctor
 from fl_app.cli.listing import data_app, list_
 from fl_app.cli.new import new_app
-from fl_app.cli.options import Attacks, Classes, InputShape, Mean, Metrics, Model, Place, Std
+from fl_app.cli.options import Attacks, Classes, InputShape, Mean, Metrics, Model, Place, Protection, Std
 from fl_app.cli.permissions import typed, with_allow
 from fl_app.cli.report import report
 from fl_app.cli.results import export, gate
@@ -58,9 +58,7 @@ def attack(
     classes: Classes = 10,
     mean: Mean = "",
     std: Std = "",
-    defense: Annotated[
-        str | None, typer.Option(metavar="SPEC", callback=typed, help="With --model: grant the clients' defense.")
-    ] = None,
+    defense: Protection = None,
 ) -> None:
     """Attack the captures of a run, score the reconstructions and show them; what is done already is not done again."""
     from fl_app.cli.attack import attack_run

@@ -34,3 +34,6 @@ InputShape = Annotated[str, typer.Option(metavar="1,8,8", help="With --model: th
 Classes = Annotated[int, typer.Option(min=2, help="With --model: the number of classes.")]
 Mean = Annotated[str, typer.Option(help="With --model: what the app subtracts from its inputs, by channel.")]
 Std = Annotated[str, typer.Option(help="With --model: what it then divides them by.")]
+Protection = Annotated[
+    str | None, typer.Option(metavar="SPEC", callback=typed, help="With --model: the clients' defense, for who may know it.")
+]

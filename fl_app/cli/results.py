@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fl_app.cli.options import Classes, InputShape, Mean, Metrics, Model, Std
+from fl_app.cli.options import Classes, InputShape, Mean, Metrics, Model, Protection, Std
 from fl_app.cli.permissions import typed
 
 if TYPE_CHECKING:
@@ -66,22 +66,20 @@ def gate(
     limit: Annotated[
         list[str] | None, typer.Option(metavar="METRIC=VALUE", help="A threshold of any metric, or off; may be repeated.")
     ] = None,
+    metric: Metrics = None,
     attacks: Annotated[
         list[str] | None, typer.Option("--attack", metavar="SPEC", callback=typed, help="Judge this; run it if needed.")
     ] = None,
     cells: Annotated[list[str] | None, typer.Option("--cell", metavar="PATTERN", help="Of a sweep: only these cells.")] = None,
-    metric: Metrics = None,
     worst: Annotated[bool, typer.Option("--worst", help="Judge the worst single target, not the mean.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole verdict as JSON.")] = False,
+    truth: Annotated[Path | None, typer.Option(metavar="FILE", help="With --model: what the clients used.")] = None,
     model: Model = None,
     input_shape: InputShape = "",
     classes: Classes = 10,
     mean: Mean = "",
     std: Std = "",
-    defense: Annotated[
-        str | None, typer.Option(metavar="SPEC", callback=typed, help="With --model: the clients' defense.")
-    ] = None,
-    truth: Annotated[Path | None, typer.Option(metavar="FILE", help="With --model: what the clients used.")] = None,
+    defense: Protection = None,
 ) -> None:
     """Fail if an attack rebuilds the data: exit 0 passed, 1 leak, 2 could not judge."""
     try:
