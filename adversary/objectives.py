@@ -13,7 +13,7 @@ from adversary.base import AttackError
 from adversary.labels import last_weight
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Task
-from fl_app.core.spec import Checked, Named
+from fl_app.core.spec import Checked, Named, Registry
 
 TINY = 1e-30
 
@@ -90,7 +90,7 @@ class Shell(Objective):
 class Masked(Objective):
     """Another objective on the entries that are not zero in what was sent: those that a sparse defense kept."""
 
-    objective: Annotated[Objective, Named("objective", lambda: OBJECTIVES)]
+    objective: Annotated[Objective, Named("objective", lambda: registered())]
 
     @property
     def stages(self) -> int:  # type: ignore[override]
@@ -114,7 +114,7 @@ class Masked(Objective):
 class Ignoring(Objective):
     """Another objective without the parameters whose names contain one of some words; 'last' stands for the last layer."""
 
-    objective: Annotated[Objective, Named("objective", lambda: OBJECTIVES)]
+    objective: Annotated[Objective, Named("objective", lambda: registered())]
     layers: tuple[str, ...]
 
     @property
@@ -147,6 +147,13 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "robust": Robust,
     "shell": Shell,
 }
+
+
+def registered() -> Registry[Objective]:
+    """All objectives, those of informed attackers included."""
+    from adversary.informed import pieces
+
+    return {**OBJECTIVES, **pieces.OBJECTIVES}
 
 
 def squared_l2(dummy: Tensors, seen: Tensors) -> Tensor:

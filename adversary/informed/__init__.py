@@ -7,7 +7,20 @@ from typing import Any
 
 import client_defenses
 from adversary.base import Facts, Informed
-from adversary.informed import bido, decoys, expected, fedem, latent_perturbation, ldpm, levels, mixing, noise, refiner, soteria
+from adversary.informed import (
+    bido,
+    decoys,
+    expected,
+    fedem,
+    gradient_dropout,
+    latent_perturbation,
+    ldpm,
+    levels,
+    mixing,
+    noise,
+    refiner,
+    soteria,
+)
 from adversary.informed import sparse as sparse_defenses
 from adversary.informed.variant import Variant
 from adversary.search.matching import Matching
@@ -31,7 +44,7 @@ INFORMED: dict[str, Variants] = {
     "dp_sgd": noise.variants,
     "drop_fedsgd": decoys.variants,
     "fedem": fedem.variants,
-    "gradient_dropout": decoys.variants,
+    "gradient_dropout": gradient_dropout.variants,
     "instahide": mixing.variants,
     "latent_perturbation": latent_perturbation.variants,
     "ldpm": ldpm.variants,

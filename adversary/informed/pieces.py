@@ -5,8 +5,10 @@ from collections.abc import Callable
 from adversary.informed.bido import Penalised
 from adversary.informed.expected import Expected
 from adversary.informed.fedem import Common, Replay
+from adversary.informed.gradient_dropout import Mixture
 from adversary.informed.latent_perturbation import MeanLatent
 from adversary.informed.refiner import NoiseShare, Unblend
+from adversary.objectives import Objective
 from adversary.priors import Prior
 from adversary.search.observers import Observer
 
@@ -18,4 +20,5 @@ OBSERVERS: dict[str, Callable[..., Observer]] = {
     "replay": Replay,
     "unblend": Unblend,
 }
+OBJECTIVES: dict[str, Callable[..., Objective]] = {"mixture": Mixture}
 PRIORS: dict[str, Callable[..., Prior]] = {"noise": NoiseShare}

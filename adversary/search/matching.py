@@ -7,10 +7,11 @@ from typing import Annotated
 import torch
 
 from adversary import labels as label_inference
+from adversary import objectives
 from adversary import priors as prior_pieces
 from adversary.base import Attack, AttackError, Facts, Guess, Informed
 from adversary.labels import LabelRule
-from adversary.objectives import L2, OBJECTIVES, Objective
+from adversary.objectives import L2, Objective
 from adversary.priors import Prior
 from adversary.search import observers as observer_pieces
 from adversary.search.observers import Observer
@@ -26,7 +27,7 @@ from fl_app.core.spec import Named
 class Matching(Attack):
     """Objective x space x priors x labels x observers x optimiser; the papers' attacks are presets of this."""
 
-    objective: Annotated[Objective, Named("objective", lambda: OBJECTIVES)] = L2()  # noqa: RUF009
+    objective: Annotated[Objective, Named("objective", objectives.registered)] = L2()  # noqa: RUF009
     space: Annotated[Parametrisation, Named("space", lambda: SPACES)] = Pixels()  # noqa: RUF009
     priors: Annotated[tuple[Prior, ...], Named("prior", prior_pieces.registered)] = ()
     labels: LabelRule = "count"
