@@ -128,7 +128,7 @@ def test_naive_and_informed_stand_side_by_side(small, tmp_path):
     assert done.returncode == 0, done.stderr
     for text in ("naive", "informed", "rounds=2", "defense: dp_gaussian", "granted: defense, repeated examples"):
         assert text in done.stdout
-    lone = thorns(*words, "--naive", cwd=tmp_path)
+    lone = thorns(*words, "--no-informed", cwd=tmp_path)
     assert "informed" not in lone.stdout
     assert "6 of 6 targets were attacked before" in lone.stdout
 
