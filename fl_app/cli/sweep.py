@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fl_app.cli.options import Attacks, Settings
+from fl_app.cli.options import Attacks, Metrics, Settings
 from fl_app.cli.permissions import typed
 
 # Heavy modules are imported inside the commands, so that --help answers at once.
@@ -39,6 +39,7 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="So many seeds, from 0 on.")] = 1,
     grant: Annotated[str, typer.Option(help="What attackers are told: labels, defense, statistics, repeats.")] = "",
     lpips: Annotated[bool, typer.Option(help="Also score LPIPS.")] = True,
+    metric: Metrics = None,
     out: Out = None,
     workers: Workers = 0,
     dry_run: DryRun = False,
@@ -55,6 +56,7 @@ def compare(
         seeds=seeds,
         grant=grant,
         lpips=lpips,
+        metrics=metric or [],
         out=out,
         workers=workers,
         dry_run=dry_run,

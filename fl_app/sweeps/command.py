@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from fl_app.analysis.results import read_study
+from fl_app.core import plugins
 from fl_app.experiment.config import ConfigError, parse_assignment
 from fl_app.report import write_report
 from fl_app.store.files import RunError
@@ -18,11 +19,12 @@ from fl_app.store.locks import alone
 from fl_app.sweeps.check import check, prepare
 from fl_app.sweeps.drive import work
 from fl_app.sweeps.estimate import Estimator, learned, try_out
+from fl_app.sweeps.expand import make_plan
 from fl_app.sweeps.file import Sweep, read_sweep, sweep_of
 from fl_app.sweeps.live import say, spoken
 from fl_app.sweeps.parallel import make_workers, usual_number
-from fl_app.sweeps.plan import Plan, Unit, make_plan
-from fl_app.sweeps.table import lines_of, table_of
+from fl_app.sweeps.plan import Plan, Unit
+from fl_app.sweeps.table import LEGEND, table_of
 
 QUICK: dict[str, Any] = {
     "dataset": "mnist",
@@ -38,14 +40,14 @@ OPTIONS = {"defense": "the defenses as arguments", "attack": "--attack", "seed":
 QUICK_ATTACK = "cosine_lbfgs(iterations=300, tv=0.01)"
 
 
-def sweep(console: Console, path: Path, out: Path | None, workers: int, *, dry_run: bool) -> None:
-    """Do a sweep file, or go on with a sweep folder."""
+def sweep(console: Console, path: Path, out: Path | None, workers: int, *, scale: str = "", dry_run: bool) -> None:
+    """Do a sweep file at one of its scales, or go on with a sweep folder."""
     if path.is_dir():
         path, out = path / "sweep.toml", out or path
         if not path.exists():
             raise RunError(f"{path.parent} is not the folder of a sweep, as it has no sweep.toml: name one, or a sweep file")
-    given, text = read_sweep(path)
-    folder = out or Path("runs") / path.stem
+    given, text = read_sweep(path, scale)
+    folder = out or Path("runs") / f"{path.stem}{scale and f'-{scale}'}"
     _sweep(console, given, text, folder, str(path), workers, dry_run=dry_run)
 
 
@@ -59,6 +61,7 @@ def compare(
     seeds: int,
     grant: str,
     lpips: bool,
+    metrics: list[str],
     out: Path | None,
     workers: int,
     dry_run: bool,
@@ -73,6 +76,7 @@ def compare(
         "attacks": attacks or [QUICK_ATTACK],
         "grant": grant,
         "lpips": lpips,
+        "metrics": metrics,
         "run": {**QUICK, **changes, "defense": defenses},
         "targets": {"clients": targets, **QUICK_TARGETS},
     }
@@ -103,7 +107,7 @@ def _sweep(console: Console, given: Sweep, text: str, folder: Path, source: str,
                 prepare(plan, lambda words: say(console, words))
             failed = work(console, plan, make_workers(number, open_), number, estimator)
         except KeyboardInterrupt:
-            again = shlex.join(["thorns", "sweep", os.path.relpath(plan.folder)])
+            again = shlex.join(plugins.again(["thorns", "sweep", os.path.relpath(plan.folder)]))
             say(console, f"Stopped. What is finished is kept; go on with: {again}")
             raise typer.Exit(130) from None
         _say_results(console, plan, failed)
@@ -133,8 +137,8 @@ def _say_plan(
 
 def _say_results(console: Console, plan: Plan, failed: int) -> None:
     study = read_study(plan.folder)
-    console.print(table_of(lines_of(study.cells)))
-    say(console, "means over targets and seeds; PMM: accuracy in percent of the undefended one; s: seconds a cell")
+    console.print(table_of(study.cells))
+    say(console, LEGEND)
     for problem in study.problems:
         say(console, f"problem: {problem}")
     for cell in study.cells:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from fl_app.store.files import write_atomic
 from fl_app.sweeps.estimate import Estimator
-from fl_app.sweeps.live import View
+from fl_app.sweeps.live import LiveTable
 from fl_app.sweeps.parallel import Ended, Workers
 from fl_app.sweeps.plan import Cell, Plan, Unit
 
@@ -17,7 +17,7 @@ LOOK = 0.5
 class Drive:
     """The state of a sweep that is being done."""
 
-    def __init__(self, plan: Plan, estimator: Estimator, view: View) -> None:
+    def __init__(self, plan: Plan, estimator: Estimator, view: LiveTable) -> None:
         self.plan, self.estimator, self.view = plan, estimator, view
         self.waiting = [unit for unit in plan.units if unit.seconds is None]
         self.running: list[Unit] = []
@@ -45,9 +45,9 @@ class Drive:
         self.view.expect([*self.waiting, *self.running], self.estimator)
 
     def _next(self) -> Unit | None:
-        """The first unit whose run is there."""
+        """The first unit whose runs are there."""
         undone = {unit.name for unit in [*self.waiting, *self.running]}
-        return next((unit for unit in self.waiting if unit.needs not in undone), None)
+        return next((unit for unit in self.waiting if not undone.intersection(unit.needs)), None)
 
     def _ended(self, ended: Ended) -> None:
         unit = ended.unit
@@ -55,7 +55,7 @@ class Drive:
         if not ended.reason:
             self.estimator.learn(unit, unit.seconds or 0.0)
             return
-        lost = [other for other in self.waiting if other.needs == unit.name]
+        lost = [other for other in self.waiting if unit.name in other.needs]
         self.waiting = [other for other in self.waiting if other not in lost]
         for name in (unit.name, *(other.name for other in lost)):
             self.failed[name] = ended.reason
@@ -81,7 +81,7 @@ def work(console: Console, plan: Plan, workers: Workers, number: int, estimator:
     for cell in plan.cells:
         (plan.folder / cell.failed).unlink(missing_ok=True)
     try:
-        with View(console, plan, number) as view:
+        with LiveTable(console, plan, number) as view:
             return Drive(plan, estimator, view).work(workers)
     finally:
         workers.close()

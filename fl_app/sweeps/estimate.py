@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import adversary
-from adversary.matching import GradientMatching
 from fl_app import engines
 from fl_app.core import spec
 from fl_app.experiment.config import Experiment
@@ -39,16 +38,14 @@ def kind_of(unit: Unit) -> Kind:
 
 
 def amount(unit: Unit) -> float:
-    """Examples whose gradient is taken in a run, or targets times iterations of an attack."""
+    """Examples whose gradient is taken in a run or in an attack."""
     told = unit.experiment
     asked = max(1.0, told.fraction * told.clients)
     if unit.attacking is None:
         return told.rounds * asked * told.rule.num_examples * told.local_steps
     rounds = sum(number in told.captured_rounds for number in range(1, told.rounds + 1))
     clients = sum(number in told.captured_clients for number in range(told.clients)) if told.visibility == "individual" else 1
-    built = adversary.build(unit.attacking.attack)
-    tries = built.iterations * built.restarts * built.seeds if isinstance(built, GradientMatching) else 1
-    return float(rounds * clients * tries * told.rule.num_examples)
+    return rounds * clients * adversary.build(unit.attacking.attack).cost(told.rule.num_examples, told.rule)
 
 
 @dataclass
@@ -114,18 +111,20 @@ def _run_seconds(experiment: Experiment, folder: Path) -> float:
 
 def _attack_seconds(unit: Unit, asked: Attacking, folder: Path) -> float | None:
     """An attack's seconds from a few of its iterations on the first round; None if it does not iterate."""
-    built = adversary.build(asked.attack)
-    if not isinstance(built, GradientMatching):
+    built, rule = adversary.build(asked.attack), unit.experiment.rule
+    once = built.shortened(1)
+    if once is None:
         return None
     trial = unit.experiment.changed(rounds=1, eval_every=1, capture="1", run_dir=str(folder / "run"))
     engines.run(trial, "inline", Quiet())
-    part = spec.single("attack", asked.attack)
     took = []
-    for iterations in TRIAL_ITERATIONS:
-        text = spec.write(spec.Part(part.name, {**part.settings, "iterations": iterations}))
+    for number in TRIAL_ITERATIONS:
+        short = built.shortened(number)
+        assert short is not None
         began = time.monotonic()
-        attack(folder / "run", asked._replace(attack=text))
+        attack(folder / "run", asked._replace(attack=adversary.text_of(short)))
         took.append(time.monotonic() - began)
     an_iteration = max(0.0, (took[1] - took[0]) / (TRIAL_ITERATIONS[1] - TRIAL_ITERATIONS[0]))
     whole = amount(unit) / amount(Unit("", folder, trial, asked))  # rounds that are attacked
-    return whole * (took[1] + an_iteration * max(0, built.iterations - TRIAL_ITERATIONS[1]))
+    iterations = built.cost(rule.num_examples, rule) / once.cost(rule.num_examples, rule)
+    return whole * (took[1] + an_iteration * max(0.0, iterations - TRIAL_ITERATIONS[1]))

@@ -11,6 +11,8 @@ from fl_app.experiment.config import Experiment
 from fl_app.sweeps.plan import Unit
 
 TRIES = 2
+RESTARTS = 100
+"""Of an actor; not without end, for one whose memory does not suffice to begin would be restarted for ever."""
 
 
 class Ended(NamedTuple):
@@ -88,7 +90,10 @@ class Actor:
 
 
 class Processes:
-    """Does units in Ray actors; an actor that dies is replaced and its unit tried once more."""
+    """Does units in Ray actors; one that dies is restarted, and its unit tried once more, by Ray itself."""
+
+    # Not ray.util.ActorPool: it raises what a task raised without saying which unit that was, and keeps the actors that
+    # are at work to itself, while `close` must end them at once.
 
     def __init__(self, number: int, gpus: int = 0) -> None:
         # One thread a process: threads that wait for each other on shared cores slow down everything.
@@ -99,7 +104,7 @@ class Processes:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
 
-        self._ray, self._gpus, self.free = ray, gpus / number, number
+        self._ray, self.free = ray, number
         ray.init(
             address="local",  # never a cluster that happens to be around: workers share this disk
             num_cpus=number,
@@ -109,34 +114,27 @@ class Processes:
             logging_level=logging.ERROR,
             object_store_memory=100 * 2**20,  # nothing but names passes through it
         )
-        self._idle = [self._actor() for _ in range(number)]
-        self._running: dict[Any, tuple[Unit, Any, int]] = {}
-
-    def _actor(self) -> Any:
-        made = self._ray.remote(num_cpus=1, num_gpus=self._gpus, max_restarts=0)(Actor)
-        return made.remote([os.path.basename(sys.argv[0]), *sys.argv[1:]], os.getcwd())
+        actor = ray.remote(num_cpus=1, num_gpus=gpus / number, max_restarts=RESTARTS, max_task_retries=TRIES - 1)(Actor)
+        command = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
+        self._actors: list[Any] = [actor.remote(command, os.getcwd()) for _ in range(number)]
+        self._idle = list(self._actors)
+        self._running: dict[Any, tuple[Unit, Any]] = {}
 
     def begin(self, unit: Unit) -> None:
         """Give a unit to an idle actor."""
         self.free -= 1
-        self._give(unit, self._idle.pop(0), 1)
-
-    def _give(self, unit: Unit, actor: Any, tries: int) -> None:
-        self._running[actor.attempt.remote(unit)] = unit, actor, tries
+        actor = self._idle.pop(0)
+        self._running[actor.attempt.remote(unit)] = unit, actor
 
     def wait(self, seconds: float) -> list[Ended]:
         """Those that ended."""
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=seconds)
         ended = []
         for future in ready:
-            unit, actor, tries = self._running.pop(future)
+            unit, actor = self._running.pop(future)
             try:
                 reason, trace = self._ray.get(future)
             except self._ray.exceptions.RayActorError as error:
-                actor = self._actor()
-                if tries < TRIES:
-                    self._give(unit, actor, tries + 1)
-                    continue
                 reason, trace = f"its process died {TRIES} times; out of memory? fewer --workers need less", str(error)
             self._idle.append(actor)
             self.free += 1
@@ -145,7 +143,7 @@ class Processes:
 
     def close(self) -> None:
         """End all actors at once; what they were doing is done again next time."""
-        for actor in [*self._idle, *(actor for _, actor, _ in self._running.values())]:
+        for actor in self._actors:
             self._ray.kill(actor)
         self._ray.shutdown()
 

@@ -10,14 +10,18 @@ from typing import Any
 
 from fl_app import engines
 from fl_app.attacking.attackers import AT_ONCE, sessions_of
+from fl_app.attacking.jobs import parts_of
 from fl_app.attacking.session import Session
 from fl_app.attacking.worker import InlineWorker
+from fl_app.core.local import Tensors
+from fl_app.core.observation import Key
 from fl_app.engines.watcher import Watcher
-from fl_app.experiment.assets import assets_of, use_threads
+from fl_app.experiment.assets import assets_of, on_device, use_threads
 from fl_app.experiment.config import Experiment
 from fl_app.experiment.evaluators import JUDGING, ensure
 from fl_app.experiment.runs import experiment_of
 from fl_app.scoring.attacks import Scoring
+from fl_app.scoring.metrics import with_plugged
 from fl_app.store.files import RunError, write_atomic
 from fl_app.store.locks import alone
 from fl_app.store.runs import RunDir
@@ -46,7 +50,8 @@ def do(unit: Unit) -> None:
         if unit.attacking is None:
             train(unit.experiment)
         else:
-            attack(Path(unit.experiment.run_dir), unit.attacking)
+            judge = unit.folder / unit.attacking.judge if unit.attacking.judge else None
+            attack(Path(unit.experiment.run_dir), unit.attacking, judge)
         _journal(unit, "finished")
         write_atomic(unit.record, json.dumps({"unit": unit.name, "seconds": round(time.monotonic() - began, 3)}))
 
@@ -84,26 +89,45 @@ def _kept_rounds(path: Path, experiment: Experiment) -> int | None:
     return kept.server_round if kept else 0
 
 
-def attack(path: Path, asked: Attacking) -> None:
-    """Attack all that a run captured, naively and informed, and score it."""
+def attack(path: Path, asked: Attacking, judge: Path | None = None) -> None:
+    """Attack all that a run captured, naively and informed, and score it; `judge` is the run whose network looks at it."""
     run = RunDir.open(path)
     experiment = experiment_of(run)
     assets = assets_of(experiment)
     evaluator = ensure(experiment.dataset, split=experiment.split, training=JUDGING) if asked.noise_ratio else None
+    weights = on_device(_trained(judge), assets.device) if judge else None
     first = Session(run, asked.attack, asked.grants, InlineWorker(), threads=experiment.threads)
     keys = first.captured()
-    for number, session in enumerate(sessions_of(first, keys, adaptive=asked.adaptive)):
+    shown = _each_example_once(keys) if "repeats" in asked.grants else keys
+    for number, session in enumerate(sessions_of(first, keys, informed=asked.informed)):
         session.describe()
-        waiting = set(session.pending(keys))
-        for part in session.parts(keys, AT_ONCE):
-            if waiting.intersection(part):  # as a whole: the draws of a job depend on all of its targets
-                session.work(list(part), AT_ONCE, lambda _: None)
+        together = session.built.by_client
+        attacked = keys if together else shown
+        waiting = set(session.pending(attacked))
+        for part in parts_of(attacked, AT_ONCE, by_client=together):
+            if waiting.intersection(part):  # as a whole: rounding depends on how many targets are searched together
+                session.work(list(part), AT_ONCE)
         use_threads(experiment.threads)
         Scoring(
             assets,
             session.folder,
             session.failures(),
             perceptual=asked.lpips,
+            judge=(assets.model, weights) if weights else None,
             evaluator=evaluator,
             floors=number == 0,
-        ).run(keys)
+            metrics=with_plugged(asked.metrics),
+        ).run(shown)
+
+
+def _trained(path: Path) -> Tensors:
+    """The weights that a run ended with."""
+    kept = RunDir.open(path).load_checkpoint()
+    if kept is None:
+        raise RunError(f"{path} has no weights to judge reconstructions with")
+    return kept.weights
+
+
+def _each_example_once(keys: list[Key]) -> list[Key]:
+    """The first round of each client: where all rounds have the same examples, scoring each would count them several times."""
+    return list({client: (server_round, client) for server_round, client in sorted(keys, reverse=True)}.values())[::-1]

@@ -1,201 +1,191 @@
-"""The reproduction scripts without any training: settings by scale, estimates, and tables from canned results."""
+"""scripts/reproduce: every experiment can be planned at every scale, and a small run of one gives a page that can be traced."""
 
-import importlib
 import json
-import sys
-from pathlib import Path
+import re
+import tomllib
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 
 import pytest
 
-from fl_app.experiment.config import Experiment
+from fl_app.report.markdown import MARKER, TRAINED, column_of
+from fl_app.report.paper import read_figures
+from fl_app.scoring.metrics import METRICS
+from fl_app.sweeps import work
+from fl_app.sweeps.expand import make_plan
+from fl_app.sweeps.file import read_sweep
+from fl_app.sweeps.plan import undefended
 from helpers.paths import ROOT
 
-FOLDER = ROOT / "scripts" / "reproduce"
-NAMES = ("refiner", "gradient_dropout", "drop_fedsgd")
+FOLDER = ROOT / "configs" / "reproduce"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
+SCALES = [(name, scale) for name in NAMES for scale in tomllib.loads((FOLDER / f"{name}.toml").read_text())["scale"]]
 
 
 @pytest.fixture(scope="module")
-def load():
-    sys.path.insert(0, str(FOLDER))
-    yield importlib.import_module
-    sys.path.remove(str(FOLDER))
+def script():
+    loader = SourceFileLoader("reproduce", str(ROOT / "scripts" / "reproduce"))
+    module = module_from_spec(spec_from_loader("reproduce", loader))
+    loader.exec_module(module)
+    return module
 
 
-def canned(cells, row):
-    """Results as `run_cell` gives them; `row(cell, attacker, number)` makes a target."""
-    full = {
-        "mse": 0.1,
-        "psnr": 10.0,
-        "ssim": 0.5,
-        "lpips_alex": 0.3,
-        "label_accuracy": 1.0,
-        "noise_ratio": 0.5,
-        "loss": 1.0,
-        "gap": 0.0,
-    }
-    return [
-        {
-            "name": cell.name,
-            "seed": cell.seed,
-            "accuracy": 0.5 if number == 0 else 0.45,
-            "training_seconds": 1.0,
-            "attack_seconds": 2.0,
-            "targets": {
-                victims.name: {
-                    attacker.name: [full | row(cell, attacker, target) for target in range(victims.settings["clients"])]
-                    for attacker in victims.attackers
-                }
-                for victims in cell.victims
-            },
-        }
-        for number, cell in enumerate(cells)
-    ]
+def plan_of(name, scale, tmp_path):
+    return make_plan(read_sweep(FOLDER / f"{name}.toml", scale)[0], tmp_path / "out", name, "")
+
+
+def test_there_is_one_of_each_paper_and_the_trade_off():
+    papers = ["drop-fedsgd", "fedem", "gradient-dropout", "latent-perturbation", "refiner"]
+    assert [*papers, "tradeoff"] == NAMES
+    assert {("smoke", name) for name in NAMES} <= {(scale, name) for name, scale in SCALES}
+    assert {("cpu", name) for name in NAMES} <= {(scale, name) for name, scale in SCALES}
+    assert {("paper", name) for name in papers} <= {(scale, name) for name, scale in SCALES}
+
+
+@pytest.mark.parametrize(("name", "scale"), SCALES)
+def test_every_scale_can_be_planned(name, scale, tmp_path):
+    made = plan_of(name, scale, tmp_path)
+    assert made.sweep.about
+    assert not made.notes  # none forgot its baseline
+    assert undefended(made.cells[0].varied["defense"])
+    assert all(cell.attacks for cell in made.cells)
+    small = sum(unit.experiment.rounds for unit in made.units if unit.attacking is None) < 200
+    assert small == (scale == "smoke")
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("size", ["smoke", "cpu", "paper"])
-def test_every_cell_can_be_run(load, name, size):
-    script, common = load(name), load("common")
-    cells = script.cells_of(script.SCALES[size], 2)
-    assert len({common.cell_id(cell) for cell in cells}) == len(cells)
-    assert len({common.kept_at(cell, Path("runs")) for cell in cells}) == len(cells)
-    assert cells[0].training["defense"] == "none"
-    assert cells[0].floors
-    for cell in cells:
-        Experiment(**cell.training, seed=cell.seed)  # refuses what cannot be run
-        for victims in cell.victims:
-            experiment = Experiment(**victims.settings, seed=cell.seed, rounds=1, capture="1")
-            assert experiment.client_examples == experiment.batch_size
-            assert len({attacker.name for attacker in victims.attackers}) == len(victims.attackers)
+def test_every_text_asks_for_columns_that_exist(name):
+    text = (FOLDER / f"{name}.md").read_text()
+    assert text.startswith("# ")
+    (marker,) = MARKER.findall(text)
+    for column in marker.split(","):
+        assert column.strip() in TRAINED or column_of(column).metric in {*METRICS, "loss"}
+    assert "## What to know\n\n- " in text
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_scales_fit_their_time(load, name):
-    script, common = load(name), load("common")
-    seconds = {
-        size: sum(common.cost(cell, script.RATES) for cell in script.cells_of(scale, scale.seeds))
-        for size, scale in script.SCALES.items()
-    }
-    assert seconds["smoke"] < 60
-    assert 600 < seconds["cpu"] < 2 * 20 * 60  # two cores
-    assert seconds["paper"] > 10 * seconds["cpu"]
+@pytest.mark.parametrize("name", [path.stem for path in sorted(FOLDER.glob("*.csv"))])
+def test_every_figure_of_a_paper_has_its_place_at_the_papers_scale(name, tmp_path):
+    made = plan_of(name, "paper", tmp_path)
+    columns = MARKER.search((FOLDER / f"{name}.md").read_text())[1].split(",")
+    shown = {column.strip() if column.strip() in TRAINED else column_of(column).title() for column in columns}
+    for line in read_figures(FOLDER / f"{name}.csv"):
+        assert line.values.keys() <= shown
+        cells = [cell for cell in made.cells if _is_of(line, cell)]
+        assert cells, line
+        stages = [len(re.findall(r"\d+", cell.attacked.experiment.capture)) for cell in cells]
+        assert any(line.by(unit.attacking.attack, line.stage or 1) for cell in cells for unit in cell.attacks), line
+        assert (line.stage or 1) <= min(stages)
 
 
-def test_informed_attackers_stand_beside_naive_ones(load):
-    common = load("common")
-    assert [one.name for one in common.attackers_of("x", "cosine_lbfgs", "none")] == ["x, naive"]
-    naive, informed = common.attackers_of("x", "cosine_lbfgs", "soteria(ratio=0.8)")
-    assert naive.grants == ()
-    assert informed.grants == ("defense",)
-    assert "ignore=['last']" in informed.attack
+def _is_of(line, cell):
+    told = {**cell.training.experiment.run_config(), **cell.varied}
+    family = told["defense"].partition("(")[0]
+    return all(value in (told[key], family if key == "defense" else told[key]) for key, value in line.settings.items())
+
+
+def rows_of(page):
+    """(defense, attacker) -> cells by their heads, of a page with one table."""
+    lines = [line[2:-2].split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    cells = [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
+    return {(one["defense"].strip("`"), one["attacker"]): one for one in cells}
+
+
+def without_clocks(page):
+    return [line for line in page.splitlines() if not line.startswith("Runs took ")]
+
+
+def test_a_run_that_is_broken_off_goes_on_to_a_page_with_the_measured_numbers(script, tmp_path, monkeypatch, capsys):
+    """Drop-FedSGD at the smallest scale: some twenty runs and attacks on MNIST."""
+    monkeypatch.chdir(tmp_path)
+    out, runs = tmp_path / "pages" / "page.md", tmp_path / "runs" / "reproduce-drop-fedsgd-smoke"
+    words = ["drop_fedsgd", "--scale", "smoke", "--workers", "1", "--out", str(out)]
+    do, seen = work.do, []
+
+    def interrupted(unit):
+        seen.append(unit.name)
+        if len(seen) == 6:
+            raise KeyboardInterrupt
+        do(unit)
+
+    monkeypatch.setattr(work, "do", interrupted)
+    assert script.main(words) == 130
+    assert not out.exists()
+    finished = {path.name: path.stat().st_mtime_ns for path in (runs / "work").glob("[!.]*.json")}
+    assert len(finished) == 5
+    monkeypatch.setattr(work, "do", do)
+    assert script.main(words) == 0
+    assert "Page: pages/page.md" in capsys.readouterr().out
+    assert finished == {name: (runs / "work" / name).stat().st_mtime_ns for name in finished}
+    page = out.read_text()
+    assert "Made by `scripts/reproduce drop-fedsgd --scale smoke`" in page
+    assert str(tmp_path) not in page
+    rows = rows_of(page)
+    plan = json.loads((runs / "plan.json").read_text())
+    assert len(plan["cells"]) == 4
+    for cell in plan["cells"]:
+        last = json.loads((runs / cell["training"] / "metrics.jsonl").read_text().splitlines()[-1])
+        attacks = list((runs / cell["attacked"] / "attacks").glob("*/attack.json"))
+        assert attacks
+        for about in attacks:
+            told = json.loads(about.read_text())
+            who = "naive" if told["who"] in ("attack", "naive") else told["who"]
+            row = rows[cell["varied"]["defense"], f"{who}, dlg"]
+            targets = [json.loads(line) for line in about.with_name("scores.jsonl").read_text().splitlines()]
+            assert row["targets"] == str(len(targets)) == "2"
+            assert row["SSIM"].split(" [")[0] == f"{sum(one['ssim'] for one in targets) / 2:.2f}"
+            assert row["MSE"].split(" [")[0] == f"{sum(one['mse'] for one in targets) / 2:.4f}"
+            close = sum(one["psnr"] >= 20 for one in targets)
+            assert row["PSNR >= 20"].startswith(f"{50 * close} % [")
+            if who == "naive":
+                assert row["accuracy"].startswith(f"{last['accuracy']:.3f}")
+                assert row["loss < 0.01"].startswith(f"{50 * sum(one['loss'] < 0.01 for one in targets)} % [")
+    assert rows["none", "naive, dlg"]["SSIM"].endswith("; paper 0.371")
+    assert rows["drop_fedsgd(p=0.05)", "naive, dlg"]["loss < 0.01"].endswith("; paper 2 %")
+    assert script.main(words) == 0
+    assert "all of it is finished" in capsys.readouterr().out
+    assert without_clocks(out.read_text()) == without_clocks(page)
+
+
+def test_a_cell_that_fails_is_named_on_the_page(script, tmp_path, monkeypatch, capsys):
+    train = work.train
+
+    def sometimes(experiment):
+        if experiment.defense != "none":
+            raise RuntimeError("no luck today")
+        return train(experiment)
+
+    monkeypatch.setattr(work, "train", sometimes)
+    out = tmp_path / "page.md"
+    assert (
+        script.main(["drop-fedsgd", "--scale", "smoke", "--workers", "1", "--runs", str(tmp_path / "runs"), "--out", str(out)])
+        == 1
+    )
+    page = out.read_text()
+    assert page.count("- **Not finished:** ") == 3
+    assert "- **Not finished:** drop_fedsgd(p=0.05), seed 0: RuntimeError: no luck today" in page
+    assert rows_of(page)["none", "naive, dlg"]["targets"] == "2"
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("words", "code", "said"),
     [
-        (["--scale", "big"], "invalid choice"),
-        (["--seeds", "0"], "at least 1"),
-        (["--workers", "two"], "at least 1"),
-        (["--out", "/"], "a folder"),
+        (["refinr"], 2, "invalid choice: 'refinr'"),
+        (["refiner", "--scale", "big"], 2, "has no scale 'big'; valid: cpu, paper, smoke"),
+        (["refiner", "--workers", "-1"], 2, "--workers is a number from 0 on"),
+        (["refiner", "--out", "/"], 2, "--out names a file"),
     ],
 )
-def test_wrong_options_are_explained(load, capsys, given, said):
-    with pytest.raises(SystemExit) as error:
-        load("report").options_of("", "refiner", load("refiner").SCALES, given)
-    assert error.value.code == 2
+def test_wrong_options_are_explained(script, capsys, words, code, said):
+    try:
+        found = script.main(words)
+    except SystemExit as end:
+        found = end.code
+    assert found == code
     assert said in capsys.readouterr().err
 
 
-def test_options_name_the_places(load):
-    options = load("report").options_of("", "refiner", load("refiner").SCALES, ["--scale", "cpu"])
-    assert options.out == Path("docs/results/refiner-cpu.md")
-    assert options.runs.name == "reproduce-refiner-cpu"
-    dropout = load("report").options_of("", "gradient_dropout", load("refiner").SCALES, [])
-    assert dropout.out == Path("docs/results/gradient-dropout-smoke.md")
-    assert options.command == ".venv/bin/python scripts/reproduce/refiner.py --scale cpu"
-
-
-def test_a_finished_cell_is_read_and_other_settings_are_refused(load, tmp_path):
-    common, script = load("common"), load("drop_fedsgd")
-    first, other = (script.cells_of(script.SCALES[size], 1)[0] for size in ("smoke", "cpu"))
-    kept = common.kept_at(first, tmp_path)
-    kept.parent.mkdir(parents=True)
-    kept.write_text(json.dumps({"asked": first._asdict(), "accuracy": 0.25}))
-    assert common.run_cell(first, tmp_path)["accuracy"] == 0.25
-    with pytest.raises(SystemExit, match="other settings"):
-        common.run_cell(other, tmp_path)
-
-
-def test_changes_are_paired_by_target(load):
-    report = load("report")
-    rows = {"a": [{"psnr": 10.0}, {"psnr": 20.0}, None], "b": [{"psnr": 9.0}, {"psnr": 19.1}, {"psnr": 1.0}]}
-    found = report.Found([{"name": name, "seed": 0, "targets": {"v": {"x": rows[name]}}} for name in rows])
-    change = found.change("a", "b", "v", "x", "psnr")
-    assert change.n == 2
-    assert change.mean == pytest.approx(-0.95)
-    assert report.direction(change) == "falls"
-    assert report.direction(found.change("b", "a", "v", "x", "psnr")) == "rises"
-    assert report.direction(found.change("a", "a", "v", "x", "psnr")) == "does not clearly change"
-
-
-def test_refiner_table(load):
-    script, report = load("refiner"), load("report")
-    scale = script.SCALES["cpu"]
-    cells = script.cells_of(scale, 1)
-    strength = {cell.name: number for number, cell in enumerate(cells)}
-    found = report.Found(canned(cells, lambda cell, who, n: {"psnr": 30.0 - strength[cell.name] + 0.01 * n}))
-    text = "\n".join(script.lines_of(found) + script.verdicts(found, scale))
-    assert "PSNR 13.2, PMM 90.69" in text  # Table 7 stands beside alpha 0.5 at eps 0.1
-    assert "| refiner alpha 0.9, no bound | 90.00 |" in text
-    assert 'from "refiner alpha 0.0, no bound" to "refiner alpha 0.9, no bound"' in text
-    assert "inverting_gradients, naive: PSNR falls" in text
-
-
-def test_gradient_dropout_tables(load):
-    script, report = load("gradient_dropout"), load("report")
-    scale = script.SCALES["cpu"]
-
-    def row(cell, who, n):
-        hidden = cell.name != script.NONE and "informed" not in who.name
-        return {"ssim": (0.1 if hidden else 0.6) + 0.001 * n}
-
-    found = report.Found(canned(script.cells_of(scale, 1), row))
-    text = "\n".join(script.lines_of(found, 8) + script.verdicts(found, scale, 8))
-    assert "Gradient Dropout: naive: SSIM < 0.2 costs least with" in text
-    assert "informed: no setting brings SSIM below 0.2. Paper: SSIM < 0.2 for 88 %" in text
-    assert "Soteria p 0.8: naive SSIM falls against no defense" in text
-    low = report.Found(canned(script.cells_of(scale, 1), lambda cell, who, n: {"ssim": 0.1}))
-    assert "says nothing here" in "\n".join(script.verdicts(low, scale, 1))
-
-
-def test_drop_fedsgd_counts_both_readings_of_the_distance(load):
-    script, report = load("drop_fedsgd"), load("report")
-    scale = script.SCALES["cpu"]
-    rows = [{"loss": 0.005}, {"loss": 0.05}, {"loss": 0.5}, None]
-    assert script.share(rows, "loss", 0.01) == (1, 4)
-    assert script.share(rows, "loss", 0.1) == (2, 4)
-    assert script.percent(0, 2) == "0 % [0, 84]"
-    found = report.Found(canned(script.cells_of(scale, 1), lambda cell, who, n: {"loss": 0.05, "gap": 0.3, "psnr": 25.0}))
-    text = "\n".join(script.lines_of(found, "mnist") + script.verdicts(found, "mnist", scale))
-    assert "| p 0.01 | 0.450 | DLG, 20 x 20 steps, naive | 0 % [0, 11] | 100 % [89, 100] | 100 % [89, 100] |" in text
-    assert "47 %, 0.38, 0.28, 0.32" in text
-    assert "for 32 of 32 targets the true image itself would count as a failure" in text
-    assert "paper 47 %, outside our interval" in text
-
-
-def test_the_report_says_how_it_was_made(load, tmp_path):
-    script, report = load("drop_fedsgd"), load("report")
-    options = report.options_of("", "drop_fedsgd", script.SCALES, ["--out", str(tmp_path / "new" / "out.md")])
-    found = report.Found(canned(script.cells_of(script.SCALES["smoke"], 1), lambda *_: {}))
-    text = report.write("A title", ["About."], ["Body."], script.NOTES, found, ["mnist, p 0.1: no memory"], 75.0, options)
-    assert (tmp_path / "new" / "out.md").read_text() == text
-    for part in (
-        "# A title: scale smoke",
-        options.command,
-        "took 75 s",
-        "GPU: ",
-        "load ",
-        "1 seed(s)",
-        "mnist, p 0.1: no memory",
-    ):
-        assert part in text
+def test_a_dry_run_writes_nothing(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert script.main(["drop-fedsgd", "--scale", "smoke", "--dry-run", "--out", str(tmp_path / "page.md")]) == 0
+    assert "to do: 8 runs and 4 attacks" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []

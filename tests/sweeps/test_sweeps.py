@@ -8,6 +8,7 @@ from rich.console import Console
 
 from fl_app.analysis.conditions import conditions_of
 from fl_app.analysis.results import read_study
+from fl_app.core import plugins
 from fl_app.sweeps import command
 from fl_app.sweeps.live import LiveTable
 from helpers.small_sweep import journal
@@ -77,7 +78,8 @@ def test_compare_is_a_sweep_that_can_go_on_from_its_folder(pictures, sweep, tmp_
     def compare(*more):
         told = io.StringIO()
         console = Console(file=told, width=200)
-        options = {"targets": 2, "seeds": 1, "grant": "", "lpips": False, "out": None, "workers": 1, "dry_run": False}
+        scored = {"lpips": False, "metrics": []}
+        options = {"targets": 2, "seeds": 1, "grant": "", "out": None, "workers": 1, "dry_run": False, **scored}
         command.compare(console, ["prune(ratio={0.5,0.9})"], [*settings, *more], ["idlg(iterations=2, restarts=1)"], **options)
         return told.getvalue()
 
@@ -91,3 +93,21 @@ def test_compare_is_a_sweep_that_can_go_on_from_its_folder(pictures, sweep, tmp_
     assert "all of it is finished" in said
     with pytest.raises(ValueError, match="compare takes --attack instead"):
         compare("attack=idlg")
+
+
+def test_a_sweep_scores_metrics_from_outside(file, sweep, tmp_path, monkeypatch):
+    values = "lambda pairs: (pairs.x - pairs.true_x).flatten(1).mean(1)"
+    (tmp_path / "brighter.py").write_text(
+        f"from fl_app.scoring.base import Metric\nshift = Metric(title='shift', higher_leaks=False, values={values})\n"
+    )
+    path = file()
+    path.write_text('metrics = ["brighter:shift"]\n' + path.read_text())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="brighter:shift"):
+        sweep(path)  # a file does not allow code by naming it
+    monkeypatch.setenv(plugins.ALLOW, "brighter:shift")
+    code, said = sweep(path)
+    assert code == 0, said
+    assert "PSNR SSIM LPIPS shift" in said
+    for condition in conditions_of(read_study(tmp_path / "runs" / "small").cells):
+        assert -1 < condition.worst("shift").mean("shift") < 1

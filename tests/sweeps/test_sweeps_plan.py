@@ -8,9 +8,9 @@ from fl_app.experiment.config import ConfigError
 from fl_app.store.files import RunError
 from fl_app.sweeps.check import check
 from fl_app.sweeps.estimate import Estimator, amount
-from fl_app.sweeps.file import sweep_of
+from fl_app.sweeps.expand import make_plan
+from fl_app.sweeps.file import read_sweep, sweep_of
 from fl_app.sweeps.grid import GridError, choices, values_of
-from fl_app.sweeps.plan import make_plan
 from helpers.paths import ROOT
 from helpers.small_sweep import FILE, text_of
 
@@ -102,6 +102,147 @@ def test_without_targets_the_trained_run_is_attacked(plan):
         plan((text, ""))
 
 
+KINDS = """[targets]
+rounds = 1
+capture = "1"
+[targets.one]
+clients = 3
+client-examples = 1
+batch-size = 1
+[targets.eight]
+runs = ["slow"]
+clients = 2
+client-examples = 8
+batch-size = 8
+attacks = ["dlg(iterations=3)", "idlg(labels='count')"]
+grant = "labels"
+informed = false
+"""
+"""Two kinds of targets, the second for one of two tables of runs."""
+RUNS = """[run]
+model = "lenet"
+clients = 2
+rounds = 3
+defense = ["none", "prune(ratio=0.5)"]
+[run.slow]
+optimizer = "sgd(lr=0.01)"
+[run.quick]
+optimizer = "sgd(lr=0.1)"
+defense = ["none", "sign"]
+"""
+
+
+@pytest.fixture
+def tables(plan):
+    text = text_of("", seeds=[0, 1], attack="idlg(iterations=2)", rounds=3)
+    old = text[text.index("model = ") :]
+
+    def make(*changes):
+        new = f"{RUNS.removeprefix('[run]')}{KINDS}"
+        for before, after in changes:
+            assert before in new
+            new = new.replace(before, after)
+        return plan((old, new))
+
+    return make
+
+
+def test_tables_of_runs_and_targets_go_together_as_they_say(tables):
+    made = tables()
+    seen = [(cell.varied["defense"], cell.varied["optimizer"], cell.varied["targets"]) for cell in made.cells if not cell.seed]
+    slow, quick = "sgd(lr=0.01)", "sgd(lr=0.1)"
+    assert seen == [
+        ("none", slow, "one"),
+        ("none", slow, "eight"),
+        ("prune(ratio=0.5)", slow, "one"),
+        ("prune(ratio=0.5)", slow, "eight"),
+        ("none", quick, "one"),
+        ("sign", quick, "one"),
+    ]
+    one, eight = made.cells[:2]
+    assert one.training == eight.training  # what is shared stands once, and is done once
+    assert one.training.experiment.clients == 2
+    assert (one.attacked.experiment.batch_size, eight.attacked.experiment.batch_size) == (1, 8)
+    assert one.attacked.place.endswith("/one")
+    assert [unit.attacking.attack for unit in one.attacks] == ["idlg(iterations=2)"]
+    assert (one.attacks[0].attacking.grants, one.attacks[0].attacking.informed) == ((), True)
+    assert [unit.attacking.attack for unit in eight.attacks] == ["dlg(iterations=3)", "idlg(labels='count')"]
+    assert (eight.attacks[0].attacking.grants, eight.attacks[0].attacking.informed) == (("labels",), False)
+
+
+def test_equal_targets_with_other_grants_are_not_mixed_up(tables):
+    made = tables(("clients = 2\nclient-examples = 8\nbatch-size = 8", "clients = 3\nclient-examples = 1\nbatch-size = 1"))
+    one, eight = made.cells[:2]
+    assert one.attacked.experiment.changed(run_dir="") == eight.attacked.experiment.changed(run_dir="")
+    assert one.attacked.place != eight.attacked.place
+
+
+def test_the_judge_is_the_undefended_training_of_the_same_seed(plan):
+    made = plan(("lpips = false", "lpips = false\njudge = true"))
+    for cell in made.cells:
+        plain = next(one for one in made.cells if one.seed == cell.seed and one.varied["defense"] == "none")
+        assert [(unit.needs, unit.attacking.judge) for unit in cell.attacks] == [
+            ((cell.attacked.name, plain.training.name), plain.training.place)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[targets.one]", "[targets.split]", r"small\.toml: \[targets\.split\]: give it another name"),
+        ("[run.quick]", '[run."Quick one"]', r"small\.toml: \[run\.Quick one\]: give it another name"),
+        (
+            'runs = ["slow"]',
+            'runs = ["slwo"]',
+            r"\[targets\.eight\] runs: there is no table \[run\.slwo\]; there are slow, quick",
+        ),
+        ('runs = ["slow"]', "runs = true", r"\[targets\.eight\] runs = True is not allowed: it is a list of texts"),
+        ("informed = false", 'informed = "no"', r"\[targets\.eight\] informed = 'no' is not allowed: it is true or false"),
+        ('grant = "labels"', 'grant = "lables"', r"grant: there is no grant 'lables'"),
+        ("dlg(iterations=3)", "dgl", r"\[targets\.eight\] attacks: 'dgl'.*did you mean"),
+        ("clients = 2\nclient-ex", "clinets = 2\nclient-ex", r"\[targets\.eight\] there is no setting 'clinets'"),
+        ("clients = 2\nclient-ex", "clients = [[2]]\nclient-ex", r"\[targets\.eight\] clients = \[\[2\]\] is not allowed"),
+        ("[targets.one]", '[targets.one]\nruns = ["slow"]', r"\[run\.quick\] goes with no table of targets"),
+        ("batch-size = 8", 'batch-size = 8\ncapture = "none"', r"nothing is kept.*\[targets\.eight\]"),
+    ],
+)
+def test_a_wrong_table_is_named(tables, old, new, said):
+    with pytest.raises(ConfigError, match=said):
+        tables((old, new))
+
+
+SCALES = """
+[scale.as-it-is]
+[scale.tiny]
+seeds = [7]
+[scale.tiny.run]
+rounds = 1
+[scale.tiny.targets]
+clients = 1
+[scale.wrong.run]
+ronds = 1
+"""
+
+
+def test_a_scale_changes_what_it_names_and_nothing_else(pictures, tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(text_of(pictures, seeds=[0, 1], attack="idlg(iterations=2)", rounds=3) + SCALES)
+    whole, text = read_sweep(path)
+    assert text == path.read_text()
+    assert read_sweep(path, "as-it-is")[0] == whole
+    tiny, text = read_sweep(path, "tiny")
+    assert (tiny.seeds, tiny.run["rounds"], tiny.targets["clients"]) == ([7], 1, 1)
+    assert tiny.run["clients"] == whole.run["clients"]
+    assert sweep_of(tomllib.loads(text), "again") == tiny  # what the folder of the sweep keeps
+    with pytest.raises(ConfigError, match=r"small\.toml has no scale 'tny'; did you mean 'tiny'"):
+        read_sweep(path, "tny")
+    with pytest.raises(ConfigError, match=r"small\.toml, scale wrong: \[run\] there is no setting 'ronds'"):
+        read_sweep(path, "wrong")
+    path.write_text(path.read_text().replace(SCALES, ""))
+    with pytest.raises(ConfigError, match="has no scale 'tiny'; it has none"):
+        read_sweep(path, "tiny")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -176,22 +317,22 @@ def test_estimates_are_in_proportion_and_borrow_from_other_defenses(plan):
 
 
 DOCS = (ROOT / "docs" / "sweeps.md").read_text()
-CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
-SWEEPS = [path for path in CONFIGS if "attacks" in tomllib.loads(path.read_text())]
+CONFIGS = ROOT / "configs"
+SWEEPS = [path for path in sorted(CONFIGS.rglob("*.toml")) if "run" in tomllib.loads(path.read_text())]
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_the_sweeps_that_come_along_can_be_planned(path, tmp_path):
-    made = make_plan(sweep_of(tomllib.loads(path.read_text()), path.name), tmp_path / "out", path.name, "")
+    made = make_plan(read_sweep(path)[0], tmp_path / "out", path.name, "")
     assert not made.notes  # none of them forgot its baseline
-    assert f"| `{path.name}` |" in DOCS
-    assert next(line for line in DOCS.splitlines() if path.name in line and line.startswith("|")).endswith(
-        f"| {len(made.cells)} |"
-    )
+    (line,) = [line for line in DOCS.splitlines() if line.startswith(f"| `{path.relative_to(CONFIGS)}` |")]
+    assert line.endswith(f"| {len(made.cells)} |")
 
 
-def test_the_file_in_the_documentation_is_valid(tmp_path):
-    text = DOCS.partition("```toml\n")[2].partition("```")[0]
-    made = make_plan(sweep_of(tomllib.loads(text), "sweeps.md"), tmp_path / "out", "sweeps.md", "")
-    assert len(made.cells) == 48
-    assert tomllib.loads(made.sweep.toml()) == sweep_of(tomllib.loads(text), "sweeps.md").model_dump(by_alias=True)
+@pytest.mark.parametrize(("number", "scale", "cells"), [(0, "", 48), (1, "", 7), (1, "long", 21)])
+def test_the_files_in_the_documentation_are_valid(tmp_path, number, scale, cells):
+    path = tmp_path / "sweeps.toml"
+    path.write_text(DOCS.split("```toml\n")[1 + number].partition("```")[0])
+    sweep, _ = read_sweep(path, scale)
+    assert len(make_plan(sweep, tmp_path / "out", "sweeps.md", "").cells) == cells
+    assert tomllib.loads(sweep.toml()) == sweep.model_dump(by_alias=True)
