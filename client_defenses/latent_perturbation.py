@@ -26,7 +26,7 @@ class LatentPerturbation(Defense):
     the module whose output is z; "auto": see `cut_layer`. noise="learned": mu and sigma of each element of z start from those
     given, are learnt on the client's own examples before its first round (Algorithm 1), and then stay; a training loop that
     does not call `on_start` keeps the start. Only noise with alpha = 0: then there is no decoder. The server tests the model
-    without noise; the mean of the noise can be added for a test with `adversary.latent_attack.with_mean_noise`.
+    without noise; the mean of the noise can be added for a test with `adversary.informed.latent_perturbation.with_mean_noise`.
     """
 
     alpha: Weight = 1.0

@@ -57,7 +57,7 @@ def soft_labels(step: Step) -> Tensor:
 
 
 def number_of_classes(step: Step) -> int:
-    """How many classes the model tells apart: the width of its output, found once a model by a forward pass."""
+    """How many classes the model tells apart: the width of its output, found once per model by a forward pass."""
     if step.model not in _classes:
         # The pass leaves no trace: neither draws of the global generator, nor changed running statistics.
         buffers = {name: value.clone() for name, value in step.model.named_buffers()}

@@ -30,7 +30,7 @@ class Prune(Compressor):
         return sent
 
     def expected(self, grads: Tensors) -> Tensors:
-        """The same of a guess, up to ties at the threshold; the derivative by kept entries is one."""
+        """The same without a memory, up to ties at the threshold; the derivative by kept entries is one."""
         kept: Tensors = {}
         for group in self._groups(grads):
             sizes = flat({name: value.detach().abs() for name, value in group.items()})

@@ -95,7 +95,7 @@ class SecAgg(Strategy):
     """A strategy that is shown the weighted mean of a round in place of every reply; clients need `secagg_mod`.
 
     `max_examples` is the most that a client may count, `clip` bounds each entry times its client's share of that. The mean
-    comes back with an error of about 2 clip / 2^22 an entry. `threshold` is the share of the clients that must stay.
+    comes back with an error of about 2 clip / 2^22 per entry. `threshold` is the share of the clients that must stay.
     """
 
     def __init__(

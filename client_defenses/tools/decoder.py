@@ -67,9 +67,9 @@ def _skeleton(latent: Sizes, image: Sizes) -> Decoder:
         return Decoder(latent, image)
 
 
-def pearson(x: Tensor, guess: Tensor, over: Over = "batch") -> Tensor:
+def pearson(x: Tensor, decoded: Tensor, over: Over = "batch") -> Tensor:
     """Pearson's r (Eq. 1) of (batch, ...) pairs: a scalar over all elements of the batch, or (batch,) one for each sample."""
-    rows = [value.flatten() if over == "batch" else value.flatten(1) for value in (x, guess)]
+    rows = [value.flatten() if over == "batch" else value.flatten(1) for value in (x, decoded)]
     a, b = (value - value.mean(-1, keepdim=True) for value in rows)
     # Of a constant r is not defined: 0, with a gradient of 0.
     sizes = [torch.linalg.vector_norm(value, dim=-1).clamp_min(1e-12) for value in (a, b)]
@@ -91,8 +91,8 @@ def correlation(weights: Tensors, z: Tensor, x: Tensor, over: Over) -> Tensor:
     """
     image = x.to(torch.promote_types(x.dtype, torch.float32))
     decoder = _skeleton(tuple(z.shape[1:]), tuple(x.shape[1:]))
-    guess = functional_call(decoder, weights, (z.float(),), tie_weights=False)
-    return pearson(image, guess.to(image), over).abs().mean()
+    decoded = functional_call(decoder, weights, (z.float(),), tie_weights=False)
+    return pearson(image, decoded.to(image), over).abs().mean()
 
 
 def improve(z: Tensor, x: Tensor, lr: float, over: Over, memory: Memory) -> Tensors:

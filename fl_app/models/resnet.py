@@ -28,12 +28,12 @@ def _resnet(blocks: list[int], input_shape: Shape, num_classes: int, activation:
 
 
 def resnet10(input_shape: Shape, num_classes: int, *, activation: Activation = "relu", norm: Norm = "batch") -> nn.Module:
-    """ResNet-10: one basic block a stage; a 3x3 stem below 128 px, the 7x7 one above."""
+    """ResNet-10: one basic block per stage; a 3x3 stem below 128 px, the 7x7 one above."""
     return _resnet([1, 1, 1, 1], input_shape, num_classes, activation, norm)
 
 
 def resnet18(input_shape: Shape, num_classes: int, *, activation: Activation = "relu", norm: Norm = "batch") -> nn.Module:
-    """ResNet-18: two basic blocks a stage; a 3x3 stem below 128 px, the 7x7 one above."""
+    """ResNet-18: two basic blocks per stage; a 3x3 stem below 128 px, the 7x7 one above."""
     return _resnet([2, 2, 2, 2], input_shape, num_classes, activation, norm)
 
 
