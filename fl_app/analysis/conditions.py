@@ -12,8 +12,8 @@ from fl_app.scoring.base import Measure
 from fl_app.scoring.metrics import METRICS
 from fl_app.scoring.target import Row
 
-APART = ("dataset", "split", "partition", "model")
-"""Settings between which accuracies are not compared: each combination has its own curves."""
+APART = ("dataset", "split", "partition", "model", "targets")
+"""Settings between which accuracies or leakage are not compared: each combination has its own curves and blind guesses."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Condition:
     @property
     def apart(self) -> str:
         """What it must share with others to be compared with them."""
-        return ", ".join(f"{key}={self.varied[key]}" for key in APART if key in self.varied)
+        return ", ".join(f"{key}={value}" for key, value in self.varied.items() if key.partition(".")[0] in APART)
 
     @property
     def runs(self) -> list[RunResult]:

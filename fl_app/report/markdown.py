@@ -74,8 +74,8 @@ def shown(value: Summary, digits: int) -> str:
     """A mean with its interval."""
     if value.mean is None:
         return "-"
-    spread = "" if value.low is None else f" [{value.low:.{digits}f}, {value.high:.{digits}f}]"
-    return f"{value.mean:.{digits}f}{spread}"
+    mean, *ends = (f"{round(one, digits) + 0.0:.{digits}f}" for one in value[:3] if one is not None)  # no minus zero
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
 
 
 def share(hits: int, n: int) -> str:

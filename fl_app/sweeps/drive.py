@@ -57,11 +57,11 @@ class Drive:
             return
         lost = [other for other in self.waiting if unit.name in other.needs]
         self.waiting = [other for other in self.waiting if other not in lost]
-        for name in (unit.name, *(other.name for other in lost)):
-            self.failed[name] = ended.reason
+        gone = {unit.name, *(other.name for other in lost)}
+        self.failed |= dict.fromkeys(gone, ended.reason)
         for cell in self.plan.cells:
             place = self.plan.folder / cell.failed
-            if unit in cell.units and not place.exists():
+            if gone.intersection(one.name for one in cell.units) and not place.exists():
                 place.parent.mkdir(exist_ok=True)
                 about = {"reason": ended.reason, "unit": unit.name, "trace": ended.trace}
                 write_atomic(place, json.dumps(about, indent=1))

@@ -63,7 +63,8 @@ def interval(values):
     half = stats.t.ppf(0.975, len(values) - 1) * sqrt(
         sum((one - mean) ** 2 for one in values) / (len(values) - 1) / len(values)
     )
-    return f"{mean:.1f} [{mean - half:.1f}, {mean + half:.1f}]"
+    mean, low, high = (f"{round(one, 1) + 0.0:.1f}" for one in (mean, mean - half, mean + half))
+    return f"{mean} [{low}, {high}]"
 
 
 def test_means_changes_and_shares_are_those_of_the_files(study, rows):

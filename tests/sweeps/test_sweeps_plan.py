@@ -186,31 +186,6 @@ def test_the_judge_is_the_undefended_training_of_the_same_seed(plan):
         ]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("[targets.one]", "[targets.split]", r"small\.toml: \[targets\.split\]: give it another name"),
-        ("[run.quick]", '[run."Quick one"]', r"small\.toml: \[run\.Quick one\]: give it another name"),
-        (
-            'runs = ["slow"]',
-            'runs = ["slwo"]',
-            r"\[targets\.eight\] runs: there is no table \[run\.slwo\]; there are slow, quick",
-        ),
-        ('runs = ["slow"]', "runs = true", r"\[targets\.eight\] runs = True is not allowed: it is a list of texts"),
-        ("informed = false", 'informed = "no"', r"\[targets\.eight\] informed = 'no' is not allowed: it is true or false"),
-        ('grant = "labels"', 'grant = "lables"', r"grant: there is no grant 'lables'"),
-        ("dlg(iterations=3)", "dgl", r"\[targets\.eight\] attacks: 'dgl'.*did you mean"),
-        ("clients = 2\nclient-ex", "clinets = 2\nclient-ex", r"\[targets\.eight\] there is no setting 'clinets'"),
-        ("clients = 2\nclient-ex", "clients = [[2]]\nclient-ex", r"\[targets\.eight\] clients = \[\[2\]\] is not allowed"),
-        ("[targets.one]", '[targets.one]\nruns = ["slow"]', r"\[run\.quick\] goes with no table of targets"),
-        ("batch-size = 8", 'batch-size = 8\ncapture = "none"', r"nothing is kept.*\[targets\.eight\]"),
-    ],
-)
-def test_a_wrong_table_is_named(tables, old, new, said):
-    with pytest.raises(ConfigError, match=said):
-        tables((old, new))
-
-
 SCALES = """
 [scale.as-it-is]
 [scale.tiny]
@@ -243,32 +218,63 @@ def test_a_scale_changes_what_it_names_and_nothing_else(pictures, tmp_path):
         read_sweep(path, "tiny")
 
 
+WRONG_VALUES = [
+    ("clients = 2", "clinets = 2", r"small\.toml: \[run\] there is no setting 'clinets'; did you mean 'clients'"),
+    ("rounds = 1", "ronds = 1", r"small\.toml: \[targets\] there is no setting 'ronds'; did you mean 'rounds'"),
+    ("seeds = [0, 1]", "sedes = [0]", r"small\.toml: there is no 'sedes'.*did you mean 'seeds'"),
+    ("seeds = [0, 1]", "rounds = 3", r"small\.toml: there is no 'rounds'.*table \[run\]"),
+    ("seeds = [0, 1]", "seeds = [0, 0]", r"small\.toml: seeds = \[0, 0\] names one twice"),
+    ("seeds = [0, 1]", "seeds = []", r"small\.toml: seeds = \[\]"),
+    ("rounds = 3", "rounds = 3\nseed = 1", r"\[run\] seed: .*seeds = \[0, 1, 2\]"),
+    ("rounds = 3", 'rounds = 3\nattack = "idlg"', r"\[run\] attack: .*attacks = "),
+    ("idlg(", "idgl(", r"small\.toml: attacks: .*did you mean 'idlg'"),
+    ("ratio=", "ration=", r"small\.toml: defense = 'prune\(ration=0\.5\)': prune has no setting 'ration'.*'ratio'"),
+    ("0.5,0.9", "0.5,1.9", r"small\.toml: defense = 'prune\(ratio=1\.9\)'"),
+    ("0.5,0.9", "0.5,0.9}}", r"small\.toml: \[run\] defense: a '}'"),
+    (
+        '"lenet"',
+        '["lenet", "lenett"]',
+        r"small\.toml, cell none, model=lenett: model = 'lenett'.*did you mean 'lenet'",
+    ),
+    ("clients = 2", "clients = 0", r"small\.toml, cell none: clients = 0 is not allowed"),
+    ('capture = "1"', 'capture = "2"', r"small\.toml, cell none: .*names round 2"),
+    ('capture = "1"', "", r"small\.toml, cell none: nothing is kept.*\[targets\]"),
+    ("seeds = [0, 1]", 'grant = "lables"', r"small\.toml: grant: there is no grant 'lables'"),
+    ('attacks = ["idlg(iterations=2)"]', "", r"small\.toml: \[targets\] is what attacks work on"),
+]
+WRONG_TABLES = [
+    ("[targets.one]", "[targets.split]", r"small\.toml: \[targets\.split\]: give it another name"),
+    ("[run.quick]", '[run."Quick one"]', r"small\.toml: \[run\.Quick one\]: give it another name"),
+    (
+        'runs = ["slow"]',
+        'runs = ["slwo"]',
+        r"\[targets\.eight\] runs: there is no table \[run\.slwo\]; there are slow, quick",
+    ),
+    ('runs = ["slow"]', "runs = true", r"\[targets\.eight\] runs = True is not allowed: it is a list of texts"),
+    (
+        "informed = false",
+        'informed = "no"',
+        r"\[targets\.eight\] informed = 'no' is not allowed: it is true or false",
+    ),
+    ("dlg(iterations=3)", "dgl", r"\[targets\.eight\] attacks: 'dgl'.*did you mean"),
+    (
+        "clients = 2\nclient-ex",
+        "clients = [[2]]\nclient-ex",
+        r"\[targets\.eight\] clients = \[\[2\]\] is not allowed",
+    ),
+    ("[targets.one]", '[targets.one]\nruns = ["slow"]', r"\[run\.quick\] goes with no table of targets"),
+    ("batch-size = 8", 'batch-size = 8\ncapture = "none"', r"nothing is kept.*\[targets\.eight\]"),
+]
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("clients = 2", "clinets = 2", r"small\.toml: \[run\] there is no setting 'clinets'; did you mean 'clients'"),
-        ("rounds = 1", "ronds = 1", r"small\.toml: \[targets\] there is no setting 'ronds'; did you mean 'rounds'"),
-        ("seeds = [0, 1]", "sedes = [0]", r"small\.toml: there is no 'sedes'.*did you mean 'seeds'"),
-        ("seeds = [0, 1]", "rounds = 3", r"small\.toml: there is no 'rounds'.*table \[run\]"),
-        ("seeds = [0, 1]", "seeds = [0, 0]", r"small\.toml: seeds = \[0, 0\] names one twice"),
-        ("seeds = [0, 1]", "seeds = []", r"small\.toml: seeds = \[\]"),
-        ("rounds = 3", "rounds = 3\nseed = 1", r"\[run\] seed: .*seeds = \[0, 1, 2\]"),
-        ("rounds = 3", 'rounds = 3\nattack = "idlg"', r"\[run\] attack: .*attacks = "),
-        ("idlg(", "idgl(", r"small\.toml: attacks: .*did you mean 'idlg'"),
-        ("ratio=", "ration=", r"small\.toml: defense = 'prune\(ration=0\.5\)': prune has no setting 'ration'.*'ratio'"),
-        ("0.5,0.9", "0.5,1.9", r"small\.toml: defense = 'prune\(ratio=1\.9\)'"),
-        ("0.5,0.9", "0.5,0.9}}", r"small\.toml: \[run\] defense: a '}'"),
-        ('"lenet"', '["lenet", "lenett"]', r"small\.toml, cell none, model=lenett: model = 'lenett'.*did you mean 'lenet'"),
-        ("clients = 2", "clients = 0", r"small\.toml, cell none: clients = 0 is not allowed"),
-        ('capture = "1"', 'capture = "2"', r"small\.toml, cell none: .*names round 2"),
-        ('capture = "1"', "", r"small\.toml, cell none: nothing is kept.*\[targets\]"),
-        ("seeds = [0, 1]", 'grant = "lables"', r"small\.toml: grant: there is no grant 'lables'"),
-        ('attacks = ["idlg(iterations=2)"]', "", r"small\.toml: \[targets\] is what attacks work on"),
-    ],
+    ("file", "old", "new", "said"),
+    [*(("plan", *case) for case in WRONG_VALUES), *(("tables", *case) for case in WRONG_TABLES)],
 )
-def test_a_wrong_value_is_named_with_its_file_and_key(plan, old, new, said):
+def test_a_wrong_value_is_named_with_its_file_and_key(request, file, old, new, said):
+    make = request.getfixturevalue(file)
     with pytest.raises(ConfigError, match=said):
-        plan((old, new))
+        make((old, new))
 
 
 def test_too_many_cells_are_refused_before_they_are_made(plan):
