@@ -20,6 +20,7 @@ import typer
 from PIL import Image
 from rich.console import Console
 
+from fl_app.core import plugins
 from fl_app.experiment.config import Experiment
 from helpers import foreign_app, plugged
 from helpers.small_sweep import text_of
@@ -84,6 +85,25 @@ def outside(tmp_path, monkeypatch):
     yield write
     for name in names:
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Installs a package that registers entry points, as pip would."""
+
+    def install(name, points, code=""):
+        site = tmp_path / f"site-{name}"
+        about = site / f"{name}-1.0.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(points)
+        (site / f"{name}.py").write_text(plugged.TRACE + code)
+        sys.path.append(str(site))
+        plugins.registered.cache_clear()
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    yield install
+    plugins.registered.cache_clear()
 
 
 @pytest.fixture

@@ -7,9 +7,11 @@ import time
 
 import pytest
 
+import adversary
 import client_defenses
 from fl_app import models
 from fl_app.data import DATASETS
+from fl_app.scoring.metrics import METRICS
 from helpers.cli import THORNS, settings_of, thorns
 
 
@@ -72,8 +74,9 @@ def test_ctrl_c_keeps_the_finished_rounds(small, tmp_path):
         (["compare", "prun"], "did you mean 'prune'"),
     ],
 )
-def test_errors_are_one_message_and_exit_code_2(words, hint, tmp_path):
-    done = thorns(*words, cwd=tmp_path)
+def test_errors_are_one_message_and_exit_code_2(words, hint, tmp_path, monkeypatch, typed):
+    monkeypatch.chdir(tmp_path)
+    done = typed(*words)
     assert done.returncode == 2
     assert hint in done.stderr
     assert "Traceback" not in done.stderr
@@ -87,13 +90,21 @@ def test_debug_shows_the_traceback(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "names"),
-    [("defenses", client_defenses.DEFENSES), ("models", models.MODELS), ("datasets", DATASETS), ("engines", ["inline", "ray"])],
+    [
+        ("attacks", adversary.ATTACKS),
+        ("defenses", client_defenses.DEFENSES),
+        ("models", models.MODELS),
+        ("datasets", DATASETS),
+        ("metrics", METRICS),
+        ("engines", ["inline", "ray"]),
+        ("settings", ["local-steps", "informed"]),
+    ],
 )
-def test_everything_can_be_listed(kind, names, tmp_path):
-    shown = thorns("list", kind, cwd=tmp_path).stdout
+def test_everything_can_be_listed(kind, names, typed):
+    shown = typed("list", kind).stdout
     assert all(name in shown for name in names)
 
 
-def test_data_commands(tmp_path):
-    assert "mnist" in thorns("data", "list", cwd=tmp_path).stdout
-    assert thorns("data", "path", "mnist", cwd=tmp_path).stdout.strip().endswith("mnist.safetensors")
+def test_data_commands(typed):
+    assert "mnist" in typed("data", "list").stdout
+    assert typed("data", "path", "mnist").stdout.strip().endswith("mnist.safetensors")

@@ -124,25 +124,6 @@ def test_a_plugged_in_data_set_must_look_like_one(outside, tmp_path, monkeypatch
         data.load(f"{name}:impostor")
 
 
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """Installs a package that registers entry points, as pip would."""
-
-    def install(name, points, code=""):
-        site = tmp_path / f"site-{name}"
-        about = site / f"{name}-1.0.dist-info"
-        about.mkdir(parents=True)
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (about / "entry_points.txt").write_text(points)
-        (site / f"{name}.py").write_text(plugged.TRACE + code)
-        sys.path.append(str(site))
-        plugins.registered.cache_clear()
-        monkeypatch.delitem(sys.modules, name, raising=False)
-
-    yield install
-    plugins.registered.cache_clear()
-
-
 def test_an_installed_package_registers_names(outside, package):
     package("halving", "[thorns.defenses]\nhalve = halving:Halve\nprune = halving:Halve\n", plugged.DEFENSE)
     assert untouched("halving")  # nothing is imported until it is asked for
