@@ -41,20 +41,21 @@ def pictures(number: int, rng: torch.Generator) -> Tensor:
     return nn.functional.interpolate(coarse, size=(SIDE, SIDE), mode="bilinear", align_corners=True)
 
 
-def _networks() -> list[nn.Module]:
-    """One with convolutions, and for attacks that need one, without."""
+def _convolutional() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 12, 5, padding=2, stride=2), nn.Sigmoid(), nn.Flatten(), nn.Linear(192, CLASSES))
+
+
+def _linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 32), nn.Sigmoid(), nn.Linear(32, CLASSES))
+
+
+def _case(network: Callable[[], nn.Module]) -> Case:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        return [
-            nn.Sequential(nn.Conv2d(1, 12, 5, padding=2, stride=2), nn.Sigmoid(), nn.Flatten(), nn.Linear(192, CLASSES)),
-            nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 32), nn.Sigmoid(), nn.Linear(32, CLASSES)),
-        ]
-
-
-def _case(model: nn.Module) -> Case:
+        model = network()
     draw, rule = torch.Generator().manual_seed(11), LocalRule(batch_size=1)
     x, y = pictures(TARGETS, draw)[:, None], torch.arange(TARGETS)[:, None] % CLASSES
-    params = {name: value.detach() for name, value in model.named_parameters()}
+    params = {name: value.detach().clone() for name, value in model.named_parameters()}
     seen = [
         Observation(
             params=params,
@@ -74,14 +75,15 @@ def case_for(attack: Attack, *, quick: bool = True) -> tuple[Attack, Case]:
     """The attack, shortened if `quick` and trained if it has to be, and targets of the first network that it takes."""
     refusal = AttackError("it takes no network")
     chosen = (attack.shortened(FEW) or attack) if quick else attack
-    for case in map(_case, _networks()):
+    for network in (_convolutional, _linear):  # the second for attacks that need one without convolutions
+        case = _case(network)
         try:
             ready = _prepared(chosen, case)
             (ready.shortened(1) or ready if not ready.trained else ready)(case.seen[:1], case.task, 0)
         except AttackError as error:
             refusal = error
             continue
-        return ready, case
+        return ready, _case(network)  # another one: the attack may have changed the first
     raise AttackError(f"it attacks neither a small convolutional network nor one without convolutions: {refusal}")
 
 

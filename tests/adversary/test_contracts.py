@@ -1,0 +1,166 @@
+"""Every registered attack keeps every contract, and each contract has an attack that breaks it."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+import adversary
+from adversary import Attack, AttackError, Belief, Guess, contracts
+
+FEW = {
+    "cosine_lbfgs": "cosine_lbfgs(iterations=100)",
+    "dlg": "dlg(iterations=100, restarts=1)",
+    "grad_inversion": "grad_inversion(iterations=150, seeds=2)",
+    "idlg": "idlg(iterations=100, restarts=1)",
+    "inverting_gradients": "inverting_gradients(iterations=200)",
+    "matching": "matching(optimizer=adam(iterations=200))",
+}
+"""With fewer iterations than papers take."""
+FROZEN = dataclass(frozen=True, kw_only=True)
+
+
+@pytest.mark.parametrize("contract", contracts.CONTRACTS)
+@pytest.mark.parametrize("name", sorted(adversary.ATTACKS))
+def test_every_attack_keeps_every_contract(name, contract):
+    contracts.CONTRACTS[contract](adversary.build(FEW.get(name, name)))
+
+
+@FROZEN
+class Broken(Attack):
+    """Answers with what it makes of an observation, and a stream of its own."""
+
+    def one(self, seen, task, stream):
+        return task.space.noise(1, stream)
+
+    def run(self, seen, task, streams):
+        x = torch.stack([self.one(one, task, stream) for one, stream in zip(seen, streams, strict=True)])
+        return Guess(x, torch.zeros(len(seen), 1, dtype=torch.int64), torch.zeros(len(seen)))
+
+
+@FROZEN
+class GlobalDraws(Broken):
+    def one(self, seen, task, stream):
+        return torch.rand(1, *task.space.shape)
+
+
+@FROZEN
+class NotFinite(Broken):
+    def one(self, seen, task, stream):
+        return torch.full((1, *task.space.shape), torch.nan)
+
+
+@FROZEN
+class FloatLabels(Broken):
+    def run(self, seen, task, streams):
+        guess = super().run(seen, task, streams)
+        return guess._replace(y=guess.y.float())
+
+
+@FROZEN
+class SharedStream(Broken):
+    def run(self, seen, task, streams):
+        return super().run(seen, task, [streams[0]] * len(streams))
+
+
+@FROZEN
+class EatsTheUpdate(Broken):
+    def one(self, seen, task, stream):
+        next(iter(seen.update.values())).zero_()
+        return super().one(seen, task, stream)
+
+
+@FROZEN
+class TrainsTheModel(Broken):
+    def one(self, seen, task, stream):
+        with torch.no_grad():
+            next(task.model.parameters()).add_(1)
+        return super().one(seen, task, stream)
+
+
+TRUTH: list[Tensor] = []
+
+
+@FROZEN
+class Peeks(Broken):
+    """Finds the true examples in memory."""
+
+    def one(self, seen, task, stream):
+        return TRUTH[0][seen.client]
+
+
+@pytest.mark.parametrize(
+    ("broken", "contract", "said"),
+    [
+        (GlobalDraws, "answers", "global generator: use the streams"),
+        (GlobalDraws, "seeded", "take every draw from the streams"),
+        (NotFinite, "answers", "not finite"),
+        (FloatLabels, "answers", "the labels have the type torch.float32"),
+        (SharedStream, "alone", "draw from its own stream alone"),
+        (EatsTheUpdate, "inputs_stay", "changes the update in place"),
+        (TrainsTheModel, "inputs_stay", "changes the model in place"),
+        (Broken, "beats_blind", "it rebuilds nothing"),
+    ],
+)
+def test_a_broken_contract_is_said_in_a_sentence(broken, contract, said):
+    with pytest.raises(AssertionError, match=said):
+        contracts.CONTRACTS[contract](broken())
+
+
+def test_an_attack_that_finds_the_truth_elsewhere_is_noticed(monkeypatch):
+    real = contracts._case
+
+    def watched(model):
+        case = real(model)
+        TRUTH[:] = [case.x]
+        return case
+
+    monkeypatch.setattr(contracts, "_case", watched)
+    with pytest.raises(AssertionError, match="the same observation gives another answer"):
+        contracts.only_what_is_seen(Peeks())
+
+
+@FROZEN
+class Exact(Attack):
+    """Reads the input of a linear layer off its gradient."""
+
+    def run(self, seen, task, streams):
+        name, weight = next(iter(seen[0].update.items()))
+        if weight.ndim != 2:
+            raise AttackError("the first layer must be linear")
+        rows = [one.update[name.replace("weight", "bias")].abs().argmax() for one in seen]
+        x = [
+            one.update[name][row] / one.update[name.replace("weight", "bias")][row] for one, row in zip(seen, rows, strict=True)
+        ]
+        shape = (len(seen), 1, *task.space.shape)
+        return Guess(torch.stack(x).view(shape), torch.zeros(len(seen), 1, dtype=torch.int64), torch.zeros(len(seen)))
+
+
+@FROZEN
+class Learned(Attack):
+    """Believes in the public example whose gradient of the last bias lies nearest."""
+
+    trained = True
+
+    def learn(self, task, seen, public, rng):
+        return {"mean": public.x.mean(0)}
+
+    def run(self, seen, task, streams):
+        return Belief(torch.stack([list(one.update.values())[-1] for one in seen]) + self.learned["mean"].sum())
+
+
+@pytest.mark.parametrize("other", [Exact, Learned])
+def test_exact_learned_and_inference_attacks_keep_them_too(other):
+    for contract in contracts.CONTRACTS.values():
+        contract(other())
+
+
+def test_an_attack_that_takes_nothing_says_so():
+    @FROZEN
+    class Picky(Attack):
+        def run(self, seen, task, streams):
+            raise AttackError("only on Sundays")
+
+    with pytest.raises(AttackError, match=r"it attacks neither .*: only on Sundays"):
+        contracts.answers(Picky())
