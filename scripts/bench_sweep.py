@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -55,11 +54,11 @@ GOAL, IDEAL = 0.85, 2
 
 def one_cell(path: Path, out: Path, number: int) -> None:
     """Do one cell in this process and print the seconds of its work."""
-    from fl_app.sweeps.file import sweep_of
-    from fl_app.sweeps.plan import make_plan
+    from fl_app.sweeps.expand import make_plan
+    from fl_app.sweeps.file import read_sweep
     from fl_app.sweeps.work import do
 
-    plan = make_plan(sweep_of(tomllib.loads(path.read_text()), str(path)), out, str(path), "bench")
+    plan = make_plan(read_sweep(path)[0], out, str(path), "bench")
     if number < len(plan.cells):
         plan.save(path.read_text())
         began = time.monotonic()

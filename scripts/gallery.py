@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 import adversary
-from adversary import Observation, Task
 from fl_app import data, models
 from fl_app.core.local import LocalRule, local_update
-from fl_app.core.seeds import generator
+from fl_app.core.observation import Knowledge, Observation, Task
+from fl_app.core.space import Images
 from fl_app.scoring.grids import save_grid
 from fl_app.scoring.images import psnr
 from fl_app.scoring.matching import match
@@ -52,13 +52,14 @@ def main() -> None:
                 rule=rule,
                 num_examples=batch,
                 server_round=1,
-                knowledge=adversary.Knowledge(labels=b),
+                client=client,
+                knowledge=Knowledge(labels=b),
             )
-            for a, b in zip(x, y, strict=True)
+            for client, (a, b) in enumerate(zip(x, y, strict=True))
         ]
         began = time.perf_counter()
         attack = adversary.build(options.attack.format(iterations=options.iterations))
-        guess = attack(seen, Task(model, source.input_shape, 10), generator(0, "gallery"))
+        guess = attack(seen, Task(model, Images(source.input_shape), 10), seed=0)
         matched = torch.cat([g[match(g, t)] for g, t in zip(guess.x, x, strict=True)])
         save_grid(
             options.out / f"{name}.png",
