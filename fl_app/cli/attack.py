@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -31,6 +32,7 @@ from fl_app.scoring.metrics import with_plugged
 from fl_app.scoring.score import Summary, success_rate, summarize
 from fl_app.store.files import RunError
 from fl_app.store.runs import RunDir
+from fl_app.sweeps.live import say
 
 SUCCESS = 30.0
 """dB from which on a reconstruction is as good as the image."""
@@ -98,7 +100,7 @@ def attack_run(
             _show(console, contenders)
             for one in informed_of(first, keys) if informed else []:
                 if one.attack is None:
-                    console.print(f"{who_of(one)} left out: {one.why_not}", highlight=False, soft_wrap=True)
+                    say(console, f"{who_of(one)} left out: {one.why_not}")
             _picture(console, contenders)
     except KeyboardInterrupt:
         console.print("Stopped. What was finished is kept; the same command goes on.")
@@ -124,7 +126,7 @@ def _judge(path: Path, experiment: Experiment) -> Judge:
 
 def _bar(console: Console, word: str) -> Progress:
     return Progress(
-        TextColumn(word),
+        TextColumn(word, markup=False),
         MofNCompleteColumn(),
         BarColumn(24),
         TimeElapsedColumn(),
@@ -138,7 +140,7 @@ def _attack(console: Console, session: Session, keys: list[Key]) -> None:
     session.describe()
     open_ = session.pending(keys)
     if len(open_) < len(keys):
-        console.print(f"{len(keys) - len(open_)} of {len(keys)} targets were attacked before", highlight=False)
+        say(console, f"{len(keys) - len(open_)} of {len(keys)} targets were attacked before")
     if not open_:
         return
     with _bar(console, session.attack[:40]) as bar:
@@ -148,7 +150,7 @@ def _attack(console: Console, session: Session, keys: list[Key]) -> None:
             bar.advance(task, len(outcomes))
             for outcome in outcomes:
                 if outcome.status == "failed":
-                    console.print(f"round {outcome.key[0]}, client {outcome.key[1]} failed: {outcome.reason}", highlight=False)
+                    say(console, f"round {outcome.key[0]}, client {outcome.key[1]} failed: {outcome.reason}")
 
         session.work(open_, AT_ONCE, on_done)
 
@@ -167,34 +169,31 @@ def _picture(console: Console, contenders: list[Contender]) -> None:
     if first is not last and first.pictured and first.pictured == last.pictured:
         path = contenders[-1].session.folder / "beside-naive.png"
         first.save_picture(path, {one.session.who: one.scoring for one in contenders})
-        console.print(f"side by side: [bold]{os.path.relpath(path)}[/bold]", soft_wrap=True)
+        console.print(f"side by side: [bold]{escape(os.path.relpath(path))}[/bold]", soft_wrap=True)
 
 
 def _show(console: Console, contenders: list[Contender]) -> None:
     first = contenders[0]
     for one in contenders:
         note = "" if one.session.who == "attack" else f" {one.session.who}"
-        console.print(f"[bold]{one.session.attack}[/bold]{note}", highlight=False, soft_wrap=True)
+        console.print(f"[bold]{escape(one.session.attack)}[/bold]{escape(note)}", highlight=False, soft_wrap=True)
     console.print(_table([one.attacker for one in contenders], first.scoring.metrics))
-    console.print(
-        f"defense: {first.session.experiment.defense}; the server saw {first.session.experiment.visibility} updates; "
-        "mean ± half of the 95 % interval over targets",
-        highlight=False,
-        soft_wrap=True,
-    )
+    experiment = first.session.experiment
+    saw = f"the server saw {experiment.visibility} updates"
+    say(console, f"defense: {experiment.defense}; {saw}; mean ± half of the 95 % interval over targets")
     for one in contenders:
         done = [target for target in one.attacker.targets if target.done]
         words = f"{len(done)} targets" + (f", {one.attacker.failed} failed" if one.attacker.failed else "")
         ledger = done[0].ledger if done else "-"
         success = f"PSNR >= {SUCCESS:g} dB: {_success(one.attacker):.0%}; " if one.attacker.mean("psnr") is not None else ""
-        console.print(f"{one.session.who}: {words}; {success}granted: {ledger}", highlight=False, soft_wrap=True)
+        say(console, f"{one.session.who}: {words}; {success}granted: {ledger}")
         if done and not any(target.values for target in done):
-            console.print("  it answers with scores of candidates: no reconstruction is scored")
-        console.print(f"  results: [bold]{os.path.relpath(one.session.folder)}[/bold]", soft_wrap=True)
+            say(console, "  it answers with scores of candidates: no reconstruction is scored")
+        console.print(f"  results: [bold]{escape(os.path.relpath(one.session.folder))}[/bold]", soft_wrap=True)
     _say_worst(console, contenders)
     missing = {name: why for one in contenders for each in one.attacker.targets for name, why in each.unavailable.items()}
     for name, reason in missing.items():
-        console.print(f"{name} is unavailable: {reason}", highlight=False)
+        say(console, f"{name} is unavailable: {reason}")
 
 
 def _table(attackers: Sequence[Attacker], metrics: Mapping[str, Metric]) -> Table:
@@ -202,7 +201,7 @@ def _table(attackers: Sequence[Attacker], metrics: Mapping[str, Metric]) -> Tabl
     floors = attackers[0].floors()
     told = any(one.informed for one in attackers)
     heads = [*(one.who for one in attackers), *(["worst\nof all"] if told else []), *(f"floor:\n{name}" for name in floors)]
-    table = Table("", *heads, box=None, header_style="bold")
+    table = Table("", *heads, box=None, header_style="bold", padding=(0, 1, 0, 0))
     for name, metric in metrics.items():
         entries = [_number(one.summary(name), interval=True) for one in attackers]
         if told:
@@ -228,4 +227,5 @@ def _say_worst(console: Console, contenders: list[Contender]) -> None:
         if one is not None:
             found.append(f"{measure.title} {measure.text(one.mean(name))} {measure.unit}".rstrip() + f" by {one.who}")
     if found:
-        console.print(f"informed figures ({WORST_OF_ALL}): [bold]{', '.join(found)}[/bold]", highlight=False, soft_wrap=True)
+        console.print(f"worst for the defense: [bold]{escape(', '.join(found))}[/bold]", highlight=False, soft_wrap=True)
+        say(console, f"  its informed figures: {WORST_OF_ALL}")

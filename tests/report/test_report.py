@@ -9,16 +9,19 @@ import torch
 from safetensors.torch import load_file
 from scipy import stats
 
+from fl_app.analysis.gate import UNJUDGED
 from fl_app.cli.main import main
 from fl_app.experiment.assets import assets_of
 from fl_app.experiment.runs import experiment_of
 from fl_app.experiment.truth import true_examples
 from fl_app.report import write_report
 from fl_app.report.charts import Point, pareto
+from fl_app.report.export import TABLES, read_checked
 from fl_app.report.files import latex_text
 from fl_app.report.scale import Scale, spread
 from fl_app.scoring.metrics import METRICS
 from fl_app.store.runs import RunDir
+from helpers import gate as gate_helpers
 from helpers.small_study import HOSTILE, KEYS, Page, attack, make_run, make_sweep
 
 
@@ -150,6 +153,20 @@ def test_a_single_defended_run_that_only_naive_attackers_tried(small, tmp_path):
     assert "Some means are over no more than 6 targets" in page.words
     assert "torn cannot be read" in page.words
     assert "50.0% accuracy" in page.words
+
+
+def test_an_attack_that_infers_has_no_reconstructions_to_show(tmp_path):
+    run = gate_helpers.make_run(tmp_path / "run", defense="sign")
+    believed = {"round": 1, "client": 0, "status": "done", "loss": None, "ledger": "nothing", "unavailable": {}}
+    gate_helpers.add_attack(run, [believed, {**believed, "client": 1}], asked="members")
+    page = Page(write_report(run))
+    assert page.row("sign")[2] == "not attacked"  # by nothing that a threshold is about
+    assert "No attack was scored." in page.words
+    assert [row["status"] for row in TABLES["targets"](read_checked(run))] == ["done", "done"]
+    assert TABLES["summary"](read_checked(run))[0]["psnr_n"] == 0
+    code, out, _ = gate_helpers.run_gate(run)
+    assert code == UNJUDGED
+    assert "psnr was not scored on any target" in out
 
 
 def test_data_that_is_gone_costs_the_pictures_only(small, tmp_path, monkeypatch):

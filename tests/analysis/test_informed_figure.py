@@ -96,7 +96,8 @@ def test_the_command_names_the_worst_attacker(small, tmp_path):
     text = "idlg(iterations=2)"
     first = Session(run, text, (), InlineWorker())
     assets = assets_of(first.experiment)
-    for session in sessions_of(first, first.captured(), informed=True):
+    sessions = sessions_of(first, first.captured(), informed=True)
+    for session in sessions:
         for key in first.captured():
             x, y = true_examples(assets, key[1], key[0])
             rebuilt = (x + 0.02).clamp(0, 1) if session.who == "naive" else 1 - x
@@ -105,12 +106,13 @@ def test_the_command_names_the_worst_attacker(small, tmp_path):
     told = io.StringIO()
     attack_run(Console(file=told, width=250), run.path, [text], grants=[], perceptual=False)
     said = told.getvalue()
-    assert "informed figures (the worst of all attackers by each measure, the naive ones included" in said
-    closing = next(text for text in said.splitlines() if text.startswith("informed figures"))
+    assert all(session.attack in said for session in sessions)  # lists in a spec are no markup
+    assert "informed figures: the worst of all attackers by each measure, the naive ones included" in said
+    closing = next(text for text in said.splitlines() if text.startswith("worst for the defense: "))
     assert "dB by naive, SSIM" in closing
     row = next(text for text in said.splitlines() if text.split()[:1] == ["psnr"]).split()
     assert row[1] == row[-4]  # the column of the worst is as the naive one; three floors come after it
     alone = io.StringIO()
     attack_run(Console(file=alone, width=250), run.path, [text], grants=[], perceptual=False, informed=False)
-    assert "informed figures" not in alone.getvalue()
+    assert "worst for the defense" not in alone.getvalue()
     assert json.loads((first.folder / "attack.json").read_text())["who"] == "attack"
