@@ -9,7 +9,7 @@ import client_defenses
 from adversary.base import Facts, Informed
 from adversary.informed import (
     bido,
-    decoys,
+    drop_fedsgd,
     expected,
     fedem,
     gradient_dropout,
@@ -42,7 +42,7 @@ INFORMED: dict[str, Variants] = {
     "dp_gaussian": noise.variants,
     "dp_laplace": noise.variants,
     "dp_sgd": noise.variants,
-    "drop_fedsgd": decoys.variants,
+    "drop_fedsgd": drop_fedsgd.variants,
     "fedem": fedem.variants,
     "gradient_dropout": gradient_dropout.variants,
     "instahide": mixing.variants,

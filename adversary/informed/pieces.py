@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from adversary.informed.bido import Penalised
+from adversary.informed.drop_fedsgd import Dropped, KeptOrDropped
 from adversary.informed.expected import Expected
 from adversary.informed.fedem import Common, Replay
 from adversary.informed.gradient_dropout import Mixture
@@ -14,11 +15,12 @@ from adversary.search.observers import Observer
 
 OBSERVERS: dict[str, Callable[..., Observer]] = {
     "common": Common,
+    "dropped": Dropped,
     "expected": Expected,
     "mean_latent": MeanLatent,
     "penalised": Penalised,
     "replay": Replay,
     "unblend": Unblend,
 }
-OBJECTIVES: dict[str, Callable[..., Objective]] = {"mixture": Mixture}
+OBJECTIVES: dict[str, Callable[..., Objective]] = {"kept_or_dropped": KeptOrDropped, "mixture": Mixture}
 PRIORS: dict[str, Callable[..., Prior]] = {"noise": NoiseShare}

@@ -66,11 +66,14 @@ class Problem:
     def draw(self) -> Tensors:
         """Fresh starts: the space's variables, and label logits if labels are searched for, each (targets, seeds, ...)."""
         drawn = []
-        for stream in self.streams:
+        for stream, target in zip(self.streams, self.targets, strict=True):
             z = self.space.draw(self.attack.seeds, self.examples, stream)
             if self.classes is None:
                 shape = (self.attack.seeds, self.examples, self.task.num_classes)
                 z = {**z, LABELS: torch.randn(shape, generator=stream)}
+            for number, observer in enumerate(self.attack.observers):
+                for name, value in observer.draw(target[0], self.task).items():
+                    z = {**z, f"{number}/{name}": value.cpu().expand(self.attack.seeds, *value.shape).clone()}
             drawn.append(z)
         return {name: torch.stack([z[name] for z in drawn]).to(self.device) for name in drawn[0]}
 
@@ -78,22 +81,29 @@ class Problem:
         """The attack's loss of each reconstruction, (targets, seeds)."""
         x = self.space.inputs(variables)
         y = variables[LABELS].softmax(-1) if self.classes is None else self.classes[:, None].expand(-1, x.shape[1], -1)
-        loss = torch.stack([self._distances(view, x, y) for view in self.views]).mean(0)
+        unknown = {name: value for name, value in variables.items() if "/" in name}
+        loss = torch.stack([self._distances(view, x, y, unknown) for view in self.views]).mean(0)
         for prior in self.priors:
             loss = loss + prior(x)
         return loss
 
-    def _distances(self, view: RoundView, x: Tensor, y: Tensor) -> Tensor:
+    def _distances(self, view: RoundView, x: Tensor, y: Tensor, unknown: Tensors) -> Tensor:
         """How far the updates of the reconstructions are from what a round shows, (targets, seeds)."""
 
-        def one(x: Tensor, y: Tensor, observed: Tensors) -> Tensor:
-            update = local_update(self.model, view.params, x, y, self.rule, self.gradient)
-            return self.objective({name: update[name] for name in observed}, observed, self.progress)
+        def one(x: Tensor, y: Tensor, observed: Tensors, unknown: Tensors) -> Tensor:
+            params, observers = view.params, list(enumerate(self.attack.observers))
+            for number, observer in observers:
+                params = observer.weights(params, _own(unknown, number), self.progress)
+            update = local_update(self.model, params, x, y, self.rule, self.gradient)
+            for number, observer in observers:
+                update = observer.sent(update, _own(unknown, number))
+            return self.objective(update, observed, self.progress)
 
         # One flat batch over (target, seed): an inner vmap over seeds would see the same memory.
         targets, seeds = x.shape[:2]
         repeated = {name: value.repeat_interleave(seeds, 0) for name, value in view.observed.items()}
-        flat = vmap(one, randomness="different")(x.flatten(0, 1), y.flatten(0, 1), repeated)
+        each = {name: value.flatten(0, 1) for name, value in unknown.items()}
+        flat = vmap(one, randomness="different")(x.flatten(0, 1), y.flatten(0, 1), repeated, each)
         return flat.view(targets, seeds)
 
     def gradients(self, variables: Tensors) -> tuple[Tensor, Tensors]:
@@ -150,7 +160,7 @@ class Problem:
             if settings.solved and bool((best_loss < settings.solved).any(1).all()):
                 break
             variables = steps.step(variables, grads, loss)
-            variables |= self.space.project(_without_labels(variables))
+            variables |= self._projected(variables)
             broken = ~torch.stack([value.flatten(2).isfinite().all(-1) for value in variables.values()]).all(0)
             if not settings.survives:
                 broken |= ~loss.isfinite()
@@ -161,7 +171,14 @@ class Problem:
         pick = torch.arange(len(winner), device=winner.device), winner
         chosen = {name: value[pick][:, None] for name, value in best.items()}
         y = chosen[LABELS][:, 0].argmax(-1) if self.classes is None else self.classes
-        return Guess(self.space.answer(_without_labels(chosen))[:, 0], y.clone(), best_loss[pick])
+        return Guess(self.space.answer(_of_space(chosen))[:, 0], y.clone(), best_loss[pick])
+
+    def _projected(self, variables: Tensors) -> Tensors:
+        found = self.space.project(_of_space(variables))
+        for number, observer in enumerate(self.attack.observers):
+            own = observer.project(_own(variables, number))
+            found |= {f"{number}/{name}": value for name, value in own.items()}
+        return found
 
     def _next_stage(self, iteration: int) -> bool:
         """Move the objective on; whether it changed, so that losses cannot be compared with earlier ones."""
@@ -179,8 +196,15 @@ class Problem:
         return variables
 
 
-def _without_labels(variables: Tensors) -> Tensors:
-    return {name: value for name, value in variables.items() if name != LABELS}
+def _of_space(variables: Tensors) -> Tensors:
+    """The variables that stand for examples: neither labels nor what is not known of a defense."""
+    return {name: value for name, value in variables.items() if name != LABELS and "/" not in name}
+
+
+def _own(variables: Tensors, number: int) -> Tensors:
+    """The variables of an observer, by its own names."""
+    prefix = f"{number}/"
+    return {name.removeprefix(prefix): value for name, value in variables.items() if name.startswith(prefix)}
 
 
 def _like(mask: Tensor, value: Tensor) -> Tensor:

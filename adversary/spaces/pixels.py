@@ -46,7 +46,7 @@ class _Pixels:
         return self.mean + self.std * z["x"]
 
     def project(self, z: Tensors) -> Tensors:
-        return {"x": (self.space.clamp(self.inputs(z)) - self.mean) / self.std} if self.settings.boxed else z
+        return {"x": (self.space.clamp(self.inputs(z)) - self.mean) / self.std} if self.settings.boxed else dict(z)
 
     def answer(self, z: Tensors) -> Tensor:
         return self.inputs(z)
