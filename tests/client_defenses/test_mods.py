@@ -13,6 +13,8 @@ from flwr.supercore.task_identity import TaskIdentity
 import client_defenses
 from client_defenses import Defense, Memory, build, defense_mod
 from client_defenses.mods import MEMORY, ModError, check_payload
+from fl_app.core import plugins
+from fl_app.core.plugins import NotAllowed
 
 OLD = {"w": torch.linspace(-1, 1, 60).view(6, 10), "b": torch.full((6,), 0.5), "count": torch.tensor(7)}
 STEP = {name: torch.linspace(0.01, 0.3, value.numel()).view_as(value) for name, value in OLD.items() if name != "count"}
@@ -232,3 +234,13 @@ def test_the_payload_check_does_not_misfire(seed, scale):
 def test_importing_the_defenses_does_not_import_flower():
     code = "import sys, client_defenses; client_defenses.defense_mod(); assert 'flwr' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_defense_from_outside_needs_the_clients_permission(outside):
+    name = f"{outside()}:Halve"
+    given = {key: value for key, value in NEW.items() if key != "count"}
+    with pytest.raises(NotAllowed, match=f"{name} is code from outside Thorns"):
+        sent(defense_mod("gradient"), {"defense": name}, given)
+    plugins.allow([name])  # as an app's own client_app.py would
+    got = sent(defense_mod("gradient"), {"defense": name}, given)
+    assert same(got, {key: 0.5 * value for key, value in given.items()})
