@@ -238,9 +238,8 @@ def test_importing_the_defenses_does_not_import_flower():
 
 def test_a_defense_from_outside_needs_the_clients_permission(outside):
     name = f"{outside()}:Halve"
-    given = {key: value for key, value in NEW.items() if key != "count"}
     with pytest.raises(NotAllowed, match=f"{name} is code from outside Thorns"):
-        sent(defense_mod("gradient"), {"defense": name}, given)
+        sent(defense_mod("gradient"), {"defense": name}, STEP)
     plugins.allow([name])  # as an app's own client_app.py would
-    got = sent(defense_mod("gradient"), {"defense": name}, given)
-    assert same(got, {key: 0.5 * value for key, value in given.items()})
+    got = sent(defense_mod("gradient"), {"defense": name}, STEP)
+    assert same(got, {key: 0.5 * value for key, value in STEP.items()})
