@@ -23,7 +23,7 @@ class Entry(NamedTuple):
     hint: str = ""
 
 
-class Column(NamedTuple):
+class Head(NamedTuple):
     """The head of a column; those of one `group` stand below one title."""
 
     title: str
@@ -35,7 +35,7 @@ class Table(NamedTuple):
     """A table that can be sorted by each column; `foot` stays where it is."""
 
     name: str
-    columns: list[Column]
+    columns: list[Head]
     rows: list[list[Entry]]
     foot: list[list[Entry]]
 
@@ -87,17 +87,17 @@ def summary(conditions: Sequence[Condition]) -> Table:
     """One row per condition; blind guesses below."""
     measures = measures_shown(conditions, "tables")
     columns = [
-        Column("#"),
-        Column("setting", number=False),
-        Column("verdict", number=False),
-        Column("accuracy, %"),
-        Column("PMM"),
-        *(Column(measure.title, "naive attacker") for measure in measures.values()),
-        *(Column(measure.title, INFORMED) for measure in measures.values()),
-        Column("which", INFORMED, number=False),
-        Column("targets"),
-        Column("epsilon"),
-        Column("s / round"),
+        Head("#"),
+        Head("setting", number=False),
+        Head("verdict", number=False),
+        Head("accuracy, %"),
+        Head("PMM"),
+        *(Head(measure.title, "naive attacker") for measure in measures.values()),
+        *(Head(measure.title, INFORMED) for measure in measures.values()),
+        Head("which", INFORMED, number=False),
+        Head("targets"),
+        Head("epsilon"),
+        Head("s / round"),
     ]
     rows = []
     for one in conditions:
@@ -156,8 +156,8 @@ def attackers(conditions: Sequence[Condition]) -> Table:
     """One row per attacker: what it knew, what the server saw, what it reached."""
     measures = measures_shown(conditions, "tables")
     heads = ("setting", "who", "attack as it was run", "told beyond the protocol", "server saw")
-    columns = [Column("#"), *(Column(head, number=False) for head in heads)]
-    columns += [Column("targets"), Column("failed"), *(Column(measure.title) for measure in measures.values())]
+    columns = [Head("#"), *(Head(head, number=False) for head in heads)]
+    columns += [Head("targets"), Head("failed"), *(Head(measure.title) for measure in measures.values())]
     rows = [
         [
             Entry(str(condition.number), "", condition.number),
@@ -179,7 +179,7 @@ def attackers(conditions: Sequence[Condition]) -> Table:
 def cost(conditions: Sequence[Condition]) -> Table:
     """One row per condition: what training and attacking it took."""
     heads = ("s / round", "of undefended", "training, s", "naive attack, s / target", "informed attack, s / target")
-    columns = [Column("#"), Column("setting", number=False), *(Column(head) for head in heads)]
+    columns = [Head("#"), Head("setting", number=False), *(Head(head) for head in heads)]
     plain = {repr(one.others): one.seconds_a_round for one in conditions if one.undefended}
     rows = []
     for one in conditions:
