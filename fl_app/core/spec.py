@@ -9,7 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
@@ -68,6 +68,13 @@ class Setting(NamedTuple):
         """Whether the value is a tuple of registered things."""
         return get_origin(getattr(self.annotation, "__origin__", self.annotation)) is tuple
 
+    @property
+    def base(self) -> type | None:
+        """The class that a registered thing must have; None if its annotation is no class."""
+        inner = getattr(self.annotation, "__origin__", self.annotation)
+        one = get_args(inner)[0] if self.several else inner
+        return one if isinstance(one, type) else None
+
 
 def suggest(word: str, valid: Iterable[str]) -> str:
     """The end of an error message: the closest valid word if one is close, and all of them."""
@@ -103,9 +110,11 @@ def check(name: str, factory: Callable[..., Any], settings: Mapping[str, Any]) -
     for key, value in settings.items():
         if key not in known:
             raise SpecError(f"{name} has no setting '{key}'; {suggest(key, known)}")
-        named = known[key].named
-        if named is not None:
-            checked[key] = _pieces(f"{name}: {key}", named, value) if known[key].several else _piece(name, key, named, value)
+        named, base = known[key].named, known[key].base
+        if named is not None and known[key].several:
+            checked[key] = _pieces(f"{name}: {key}", named, base, value)
+        elif named is not None:
+            checked[key] = _piece(name, key, named, base, value)
         else:
             checked[key] = _value(name, factory, key, value)
     missing = [key for key, setting in known.items() if setting.required and key not in settings]
@@ -132,19 +141,19 @@ def _value(name: str, factory: Callable[..., Any], key: str, value: Any) -> Any:
         raise SpecError(f"{name}: {key}={value!r} is not allowed: {reason}") from None
 
 
-def _pieces(what: str, named: Named, value: Any) -> tuple[Any, ...]:
+def _pieces(what: str, named: Named, base: type | None, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple) or isinstance(value, Part):
         raise SpecError(f"{what} is a list of {named.kind}s, such as [{next(iter(named.registry()), '')}]")
-    return tuple(_piece(what, "", named, one) for one in value)
+    return tuple(_piece(what, "", named, base, one) for one in value)
 
 
-def _piece(name: str, key: str, named: Named, value: Any) -> Any:
+def _piece(name: str, key: str, named: Named, base: type | None, value: Any) -> Any:
     """A registered thing: as it is written in a spec, or the object itself."""
     if isinstance(value, str):
         value = Part(value, {})
     if isinstance(value, Part):
-        return build_part(named.kind, value, named.registry())
-    if isinstance(value, Checked):
+        return build_part(named.kind, value, named.registry(), base=base)
+    if isinstance(value, base or Checked):
         return value
     shown = f"{key}={value!r}" if key else repr(value)
     raise SpecError(f"{name}: {shown} is not allowed: it names a {named.kind}; {suggest('', named.registry())}")

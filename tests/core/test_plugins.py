@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import adversary
 import client_defenses
 from client_defenses import Chain
 from fl_app import data, models
@@ -166,3 +167,41 @@ def test_settings_from_elsewhere_are_refused_by_the_name_of_where(given, monkeyp
 
 def test_paths_and_titles_are_no_names():
     plugins.check_named("their.toml", {"run-dir": "os:system", "dataset": "imagefolder(path='os:system')"}, ("dataset",))
+
+
+PIECES = """
+from dataclasses import dataclass
+
+import torch
+from adversary.objectives import Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class Power(Objective):
+    exponent: float = 1.0
+
+    def __call__(self, dummy, seen, progress):
+        return torch.stack([(dummy[name] - seen[name]).abs().pow(self.exponent).sum() for name in seen]).sum()
+
+
+def thing():
+    return 3
+"""
+
+
+def test_pieces_of_attacks_are_plugged_in_by_their_kind(outside):
+    name = outside(PIECES)
+    text = f"matching(objective={name}:Power(exponent=1.5))"
+    with pytest.raises(NotAllowed, match=f"{name}:Power is code from outside"):
+        adversary.build(text)
+    plugins.allow([f"{name}:Power", f"{name}:thing"])
+    built = adversary.build(text)
+    assert built.objective.exponent == 1.5
+    assert adversary.build(adversary.text_of(built)) == built
+    for wrong in (f"matching(objective={name}:thing)", f"matching(priors=[{name}:thing])"):
+        with pytest.raises(SpecError, match=f"{name}:thing makes a int, not a (objective|prior)"):
+            adversary.build(wrong)
+    with pytest.raises(SpecError, match="makes a Power, not a prior"):
+        adversary.build(f"matching(priors=[{name}:Power])")
+    with pytest.raises(SpecError, match="it names a objective"):
+        adversary.Matching(objective=adversary.Matching().optimizer)
