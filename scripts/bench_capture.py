@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What it costs to keep every update: rounds a second of the inline engine with capture='all' against capture='none'.
+"""What it costs to keep every update: rounds per second of the inline engine with capture='all' against capture='none'.
 
     .venv/bin/python scripts/bench_capture.py       # LeNet, MNIST, 4 clients, batch 8
 
@@ -24,7 +24,7 @@ WARM = 20
 
 
 def once(experiment: Experiment, capture: str, path: Path) -> tuple[float, Tensors, int]:
-    """(rounds a second, final weights, captures that could be read back)."""
+    """(rounds per second, final weights, captures that could be read back)."""
     clock = Clock()
     run = engines.run(experiment.changed(run_dir=str(path), capture=capture), "inline", clock)
     checkpoint = run.load_checkpoint()

@@ -41,7 +41,7 @@ from fl_app.core.local import Step, Tensors
 from fl_app.data import photos
 from fl_app.experiment.evaluators import ensure, prepared
 
-# Refiner, Table 4: seconds a client-round of these defenses, by model.
+# Refiner, Table 4: seconds per client-round of these defenses, by model.
 THEIRS = ("prune", "dp_gaussian", "dp_laplace", "quantize", "soteria", "refiner")
 TABLE_4 = {
     "lenet": (0.0187, 0.0467, 0.0469, 0.0179, 0.4103, 0.3340),

@@ -96,6 +96,8 @@ def measure(experiment: Experiment, *, stock: bool) -> tuple[list[dict[str, floa
 
 
 def latency(args: argparse.Namespace) -> None:
+    if args.rounds < 3:
+        raise SystemExit("--rounds must be at least 3: the first and the last round are not measured")
     torch.set_num_threads(1)
     totals: dict[str, list[float]] = {"stock": [], "ours": []}
     rows: dict[str, list[dict[str, float]]] = {"stock": [], "ours": []}

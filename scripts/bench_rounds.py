@@ -45,7 +45,7 @@ class Clock(Watcher):
 
 
 def bare_loop(experiment: Experiment, warm: int) -> tuple[float, Tensors]:
-    """What a person would write by hand without any framework: (rounds a second, final weights)."""
+    """What a person would write by hand without any framework: (rounds per second, final weights)."""
     assets = assets_of(experiment)
     use_threads(experiment.threads)
     model = assets.model
@@ -73,7 +73,7 @@ def bare_loop(experiment: Experiment, warm: int) -> tuple[float, Tensors]:
 
 
 def engine_rate(experiment: Experiment, engine: str, warm: int, stock: bool = False) -> tuple[float, Tensors]:
-    """(rounds a second, final weights) of an engine; `stock` leaves Flower's polling interval as it ships."""
+    """(rounds per second, final weights) of an engine; `stock` leaves Flower's polling interval as it ships."""
     clock = Clock()
     ours = serving.PULL_SECONDS
     serving.PULL_SECONDS = 0.1 if stock else ours

@@ -12,7 +12,7 @@ from fl_app.cli.permissions import typed
 # Heavy modules are imported inside the commands, so that --help answers at once.
 
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where results go; a sweep that is there goes on.")]
-Workers = Annotated[int, typer.Option(min=0, help="Processes; 1: only this one, 0: one a core or GPU.")]
+Workers = Annotated[int, typer.Option(min=0, help="Processes; 1: only this one, 0: one per core or GPU.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, show the cells and how long they take, and end.")]
 
 

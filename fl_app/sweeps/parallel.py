@@ -1,4 +1,4 @@
-"""Where the units of a sweep are done: in this process, or in Ray actors that stay warm, one a core or GPU."""
+"""Where the units of a sweep are done: in this process, or in Ray actors that stay warm, one per core or GPU."""
 
 import logging
 import os
