@@ -52,8 +52,9 @@ def test_every_defense_has_an_informed_attacker():
 @pytest.mark.parametrize(
     ("defense", "gain", "text"),
     [
-        ("gradient_dropout(p=0.9)", 5, FAST),
-        ("drop_fedsgd(p=0.02)", 1, FAST),
+        ("gradient_dropout(p=0.6)", 25, "cosine_lbfgs(iterations=300)"),
+        ("gradient_dropout(p=0.6, sigma='match')", 20, "cosine_lbfgs(iterations=300)"),
+        ("drop_fedsgd(p=0.1)", 8, "cosine_lbfgs(iterations=280)"),
         ("prune(ratio=0.9)", 8, FAST),
         ("mask(ratio=0.4)", 5, FAST),
         ("sign", 4, "inverting_gradients(iterations=300)"),

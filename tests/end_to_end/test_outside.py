@@ -127,7 +127,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def captured(small):
-    return engines.run(small.changed(batch_size=1, rounds=1, capture="all", model="linear"), "inline", Watcher())
+    return engines.run(small.changed(batch_size=1, rounds=1, capture="all", model="linear", normalize=False), "inline", Watcher())
 
 
 def lines_of(run, column="psnr"):
