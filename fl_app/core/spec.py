@@ -71,8 +71,8 @@ class Setting(NamedTuple):
     @property
     def base(self) -> type | None:
         """The class that a registered thing must have; None if its annotation is no class."""
-        inner = getattr(self.annotation, "__origin__", self.annotation)
-        one = get_args(inner)[0] if self.several else inner
+        one = getattr(self.annotation, "__origin__", self.annotation)
+        one = get_args(one)[0] if self.several else one
         return one if isinstance(one, type) else None
 
 
@@ -111,12 +111,11 @@ def check(name: str, factory: Callable[..., Any], settings: Mapping[str, Any]) -
         if key not in known:
             raise SpecError(f"{name} has no setting '{key}'; {suggest(key, known)}")
         named, base = known[key].named, known[key].base
-        if named is not None and known[key].several:
-            checked[key] = _pieces(f"{name}: {key}", named, base, value)
-        elif named is not None:
-            checked[key] = _piece(name, key, named, base, value)
-        else:
+        if named is None:
             checked[key] = _value(name, factory, key, value)
+        else:
+            several = known[key].several
+            checked[key] = (_pieces if several else _piece)(name, key, named, base, value)
     missing = [key for key, setting in known.items() if setting.required and key not in settings]
     if missing:
         raise SpecError(f"{name} needs {', '.join(f'{key}=...' for key in missing)}")
@@ -141,10 +140,10 @@ def _value(name: str, factory: Callable[..., Any], key: str, value: Any) -> Any:
         raise SpecError(f"{name}: {key}={value!r} is not allowed: {reason}") from None
 
 
-def _pieces(what: str, named: Named, base: type | None, value: Any) -> tuple[Any, ...]:
+def _pieces(name: str, key: str, named: Named, base: type | None, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple) or isinstance(value, Part):
-        raise SpecError(f"{what} is a list of {named.kind}s, such as [{next(iter(named.registry()), '')}]")
-    return tuple(_piece(what, "", named, base, one) for one in value)
+        raise SpecError(f"{name}: {key} is a list of {named.kind}s, such as [{next(iter(named.registry()), '')}]")
+    return tuple(_piece(name, key, named, base, one) for one in value)
 
 
 def _piece(name: str, key: str, named: Named, base: type | None, value: Any) -> Any:
@@ -155,8 +154,7 @@ def _piece(name: str, key: str, named: Named, base: type | None, value: Any) -> 
         return build_part(named.kind, value, named.registry(), base=base)
     if isinstance(value, base or Checked):
         return value
-    shown = f"{key}={value!r}" if key else repr(value)
-    raise SpecError(f"{name}: {shown} is not allowed: it names a {named.kind}; {suggest('', named.registry())}")
+    raise SpecError(f"{name}: {key}={value!r} is not allowed: it names a {named.kind}; {suggest('', named.registry())}")
 
 
 class Checked:
@@ -165,8 +163,8 @@ class Checked:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             if not field.kw_only:
-                name = type(self).__name__
-                raise SpecError(f"{name}: {field.name} must be given by name: use @dataclass(frozen=True, kw_only=True)")
+                why = "must be given by name: use @dataclass(frozen=True, kw_only=True)"
+                raise SpecError(f"{type(self).__name__}: {field.name} {why}")
         settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         for key, value in check(type(self).__name__, type(self), settings).items():
             object.__setattr__(self, key, value)

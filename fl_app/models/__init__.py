@@ -52,8 +52,10 @@ def size_of(text: str, input_shape: tuple[int, ...], num_classes: int) -> int:
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             net = spec.build_one("model", text, MODELS, input_shape, num_classes, base=nn.Module)
-    except RuntimeError:  # code from outside that computes with its own weights while it is made; else `build` says it too
-        return 0
+    except spec.SpecError as error:
+        if not isinstance(error.__cause__, RuntimeError):
+            raise
+        return 0  # code from outside that computes with its own weights while it is made; else `build` says it too
     return sum(value.numel() for value in net.parameters())
 
 

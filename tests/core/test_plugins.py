@@ -106,6 +106,9 @@ def test_models_and_data_sets_are_plugged_in_too(outside, tmp_path, monkeypatch)
     loaded = data.load(f"{stripes}(size=10)")
     model = models.build(f"{net}(width=2)", loaded.input_shape, loaded.num_classes)
     assert model(loaded.train.at(slice(0, 2))[0]).shape == (2, 3)
+    plugins.allow([f"{net.partition(':')[0]}:scaled"])
+    assert models.size_of(net, (1, 8, 8), 3) == 4 * 9 + 4 + 3 * 4 * 36 + 3
+    assert models.size_of(f"{net.partition(':')[0]}:scaled", (1, 8, 8), 3) == 0  # it cannot be known before it is made
     for wrong, said in (
         (f"{net.partition(':')[0]}:wrong", r"makes a int, not a model \(torch.nn.modules.module.Module\)"),
         (stripes, "takes 0 positional arguments but 2 were given"),
