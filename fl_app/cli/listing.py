@@ -74,8 +74,8 @@ def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
         for name, metric in _registry(kind).items():
             table.add_row(name, "", f"{metric.title}{f' in {metric.unit}' if metric.unit else ''}")
     elif kind is Kind.engines:
-        for name, text in engines.ENGINES.items():
-            table.add_row(name, "", text)
+        for name, engine in engines.ENGINES.items():
+            table.add_row(name, "", engine.about)
     elif kind is Kind.settings:
         table = Table("name", "default", "what it is", box=None, header_style="bold")
         for name, value in Experiment().run_config().items():

@@ -10,7 +10,7 @@ from fl_app.cli.permissions import assigned, typed
 
 
 class Place(StrEnum):
-    """Where clients or attacks run."""
+    """Where attacks run."""
 
     inline = "inline"
     ray = "ray"

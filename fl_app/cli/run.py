@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fl_app.cli.options import Config, Place, Resume, Settings
+from fl_app.cli.options import Config, Resume, Settings
 from fl_app.core import plugins
 
 # Heavy modules are imported inside the commands, so that --help answers at once.
@@ -27,14 +27,14 @@ console = Console()
 def run(
     setting: Settings = None,
     config: Config = None,
-    engine: Annotated[Place, typer.Option(help="Where the clients run.")] = Place.inline,
+    engine: Annotated[str, typer.Option(metavar="NAME", help="Where the clients run: see thorns list engines.")] = "inline",
     resume: Resume = None,
 ) -> None:
     """Run an experiment, or go on with one that was stopped."""
     from fl_app import engines
 
-    start = partial(engines.run, engine=engine.value, resume=resume is not None)
-    run_and_report(asked_for(setting, config, resume), engine.value, start)
+    start = partial(engines.run, engine=engine, resume=resume is not None)
+    run_and_report(asked_for(setting, config, resume), engine, start)
 
 
 def asked_for(setting: list[str] | None, config: Path | None, resume: Path | None) -> "Experiment":

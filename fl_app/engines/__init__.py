@@ -1,19 +1,48 @@
 """Engines: where the clients of a run live. The same experiment gives the same weights on each."""
 
 import logging
+from collections.abc import Callable
+from typing import NamedTuple
 
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
 
+from fl_app.core.spec import SpecError, suggest
 from fl_app.engines.serving import MakeBeside, serve
 from fl_app.engines.watcher import Watcher
-from fl_app.experiment.config import Experiment
+from fl_app.experiment.config import Experiment, Value
 from fl_app.experiment.limits import check_limits
 from fl_app.store.runs import RunDir
 
+Main = Callable[[Grid, Context], None]
+"""The server of a run, once it has clients to talk to."""
+
+
+class Engine(NamedTuple):
+    """A way to run clients."""
+
+    about: str
+    start: Callable[[int, dict[str, Value], Main], None]
+    """(number of clients, run config, server): make the clients and run the server."""
+
+
+def _inline(clients: int, config: dict[str, Value], main: Main) -> None:
+    from fl_app.client_app import app
+    from fl_app.engines.inline import InlineGrid
+
+    grid = InlineGrid(app, clients, config)
+    main(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
+
+
+def _ray(clients: int, config: dict[str, Value], main: Main) -> None:
+    from fl_app.engines.ray import run_ray
+
+    run_ray(clients, config, main)
+
+
 ENGINES = {
-    "inline": "in this process, one client after the other: the fastest for small models",
-    "ray": "Flower's simulation: clients in parallel in Ray actors",
+    "inline": Engine("in this process, one client after the other: the fastest for small models", _inline),
+    "ray": Engine("Flower's simulation: clients in parallel in Ray actors", _ray),
 }
 
 
@@ -26,25 +55,17 @@ def run(
     make_beside: MakeBeside | None = None,
 ) -> RunDir:
     """Run an experiment on an engine; `resume` goes on with the run in its run directory."""
+    if engine not in ENGINES:
+        raise SpecError(f"unknown engine '{engine}': {suggest(engine, ENGINES)}")
     check_limits(experiment)  # an engine makes something per client before the server can look
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    config = experiment.run_config()
     finished: list[RunDir] = []
 
     def main(grid: Grid, context: Context) -> None:
         finished.append(serve(grid, context, watcher, resume=resume, make_beside=make_beside))
 
-    if engine == "ray":
-        from fl_app.engines.ray import run_ray
-
-        run_ray(experiment.clients, config, main)
-    else:
-        from fl_app.client_app import app
-        from fl_app.engines.inline import InlineGrid
-
-        grid = InlineGrid(app, experiment.clients, config)
-        main(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
+    ENGINES[engine].start(experiment.clients, experiment.run_config(), main)
     return finished[0]
 
 
-__all__ = ["ENGINES", "run"]
+__all__ = ["ENGINES", "Engine", "Main", "run"]
