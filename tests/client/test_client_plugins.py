@@ -1,5 +1,6 @@
 """A server names code: a client imports nothing that its own operator has not allowed."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -97,3 +98,17 @@ def test_somebody_elses_experiment_is_refused_as_a_whole(outside):
     with pytest.raises(ValueError, match="code from outside Thorns"):
         Experiment(model=f"{name}:net")
     assert untouched(name)
+
+
+def test_a_client_process_holds_no_attack_code():
+    code = """
+import subprocess
+import sys
+import fl_app.cli.main, fl_app.cli.deploy, fl_app.engines.grpc.node, fl_app.client_app
+from fl_app.experiment.config import Experiment
+Experiment(defense="refiner + prune", attack="idlg", capture="1")
+found = [name for name in sys.modules if name.partition(".")[0] == "adversary" or name.startswith("fl_app.attacking")]
+sys.exit(f"{found}" if found else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
