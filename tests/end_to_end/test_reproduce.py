@@ -132,8 +132,8 @@ def test_a_run_that_is_broken_off_goes_on_to_a_page_with_the_measured_numbers(sc
             row = rows[cell["varied"]["defense"], f"{who}, dlg"]
             targets = [json.loads(line) for line in about.with_name("scores.jsonl").read_text().splitlines()]
             assert row["targets"] == str(len(targets)) == "2"
-            assert row["SSIM"].split(" [")[0] == f"{sum(one['ssim'] for one in targets) / 2:.2f}"
-            assert row["MSE"].split(" [")[0] == f"{sum(one['mse'] for one in targets) / 2:.4f}"
+            for head, key, digits in (("SSIM", "ssim", 2), ("MSE", "mse", 4)):
+                assert float(row[head].split(" [")[0]) == round(sum(one[key] for one in targets) / 2, digits)
             close = sum(one["psnr"] >= 20 for one in targets)
             assert row["PSNR >= 20"].startswith(f"{50 * close} % [")
             if who == "naive":
