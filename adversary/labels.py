@@ -31,7 +31,10 @@ def as_gradient(seen: Observation) -> Tensors:
     """The observed update on the scale of one mean gradient."""
     if seen.rule.kind == "gradient":
         return seen.update
-    return {name: -value / (seen.rule.lr * seen.rule.steps) for name, value in seen.update.items()}
+    scale, decay = seen.rule.lr * seen.rule.gradients, seen.rule.weight_decay
+    if not decay:
+        return {name: -value / scale for name, value in seen.update.items()}
+    return {name: -value / scale - decay * seen.params[name] for name, value in seen.update.items()}
 
 
 def by_sign(gradient: Tensors, task: Task) -> Tensor:

@@ -39,7 +39,11 @@ class LocalRule:
     examples: int = 0
     """Distinct examples used in a round; 0 means batch_size * steps, fewer means that the steps go over them again."""
     optimizer: Literal["sgd", "adam"] = "sgd"
-    """What takes the local steps; Adam starts anew in each round."""
+    """What takes the local steps; Adam and momentum start anew in each round."""
+    momentum: float = 0.0
+    """Of local SGD, as in torch.optim.SGD: the velocity starts as the first gradient."""
+    weight_decay: float = 0.0
+    """What is added to each gradient of a local step, times the weights, as in torch.optim."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("gradient", "delta"):
@@ -52,6 +56,12 @@ class LocalRule:
             raise ValueError(f"the local optimizer must be 'sgd' or 'adam', not {self.optimizer!r}")
         if self.kind == "gradient" and self.optimizer != "sgd":
             raise ValueError("a gradient update takes no local steps, so it has no local optimizer; use kind 'delta'")
+        if not (0 <= self.momentum < 1 and 0 <= self.weight_decay < math.inf):
+            raise ValueError("the local momentum must be in [0, 1), the local weight decay at least 0 and finite")
+        if self.kind == "gradient" and (self.momentum or self.weight_decay):
+            raise ValueError("a gradient update takes no local steps, so momentum and weight decay must be 0; use kind 'delta'")
+        if self.optimizer == "adam" and self.momentum:
+            raise ValueError("local Adam has no momentum to set; the local momentum must be 0, or the local optimizer 'sgd'")
         if not (math.isfinite(self.lr) and (self.kind == "gradient" or self.lr > 0)):
             raise ValueError(f"the local learning rate must be a positive, finite number, not {self.lr}")
 
@@ -64,16 +74,25 @@ class LocalRule:
         """The rule among some settings, which may come from outside; ValueError if it is not there or not valid."""
         values: dict[str, Any] = {field: settings.get(name) for name, field in RULE_NAMES.items()}
         for name, field in RULE_NAMES.items():
-            kinds = {"lr": (int, float), "kind": (str,), "optimizer": (str,)}.get(field, (int,))
+            kinds: tuple[type, ...] = (str,) if field in ("kind", "optimizer") else (int, float) if field in REAL else (int,)
             # `type`, not isinstance: True is a whole number to Python.
             if type(values[field]) not in kinds or (kinds == (int,) and values[field] > MOST_EXAMPLES):
                 raise ValueError(f"{name} is {str(values[field])[:40]!r}, which is not allowed")
-        return cls(**{**values, "lr": float(values["lr"])})
+        return cls(**{**values, **{field: float(values[field]) for field in REAL}})
 
     @property
     def num_examples(self) -> int:
         """How many distinct examples a client with enough data uses in a round."""
         return self.examples or self.batch_size * self.steps
+
+    @property
+    def gradients(self) -> float:
+        """How many times the learning rate times one gradient the steps of SGD go, if the gradient stays the same."""
+        velocity = total = 0.0
+        for _ in range(self.steps):
+            velocity = self.momentum * velocity + 1
+            total += velocity
+        return total
 
     def batch(self, step: int, available: int) -> slice:
         """Positions of local step `step` (from 0) among the round's `available` examples."""
@@ -88,8 +107,12 @@ RULE_NAMES = {
     "local-lr": "lr",
     "local-examples": "examples",
     "local-optimizer": "optimizer",
+    "local-momentum": "momentum",
+    "local-weight-decay": "weight_decay",
 }
 """The one spelling of a rule outside of Python -> its field."""
+REAL = ("lr", "momentum", "weight_decay")
+"""Fields of a rule that need not be whole numbers."""
 MOST_EXAMPLES = 10**9
 """The most examples or steps that a rule may name."""
 
@@ -126,6 +149,23 @@ class Step(NamedTuple):
             return loss_of(self.model, params, x[None], y[None])
 
         return cast(Tensors, vmap(grad(one), in_dims=(None, 0, 0), randomness="different")(self.params, self.x, self.y))
+
+
+class LocalSGD:
+    """SGD with momentum as in torch.optim.SGD, as a differentiable function of the gradients so far."""
+
+    def __init__(self, momentum: float) -> None:
+        self._momentum = momentum
+        self._velocity: Tensors = {}
+
+    def direction(self, grads: Tensors) -> Tensors:
+        """Where a step of rate 1 goes, after one more gradient."""
+        if not self._momentum:
+            return grads
+        before = self._velocity
+        # The sum starts as the first gradient itself, not as a share of it.
+        self._velocity = {name: self._momentum * before[name] + value if before else value for name, value in grads.items()}
+        return self._velocity
 
 
 class LocalAdam:
@@ -167,12 +207,13 @@ def local_update(
     if rule.kind == "gradient":
         return gradient(Step(params, model, x, y))
     current = params
-    adam = LocalAdam()
+    optimizer = LocalAdam() if rule.optimizer == "adam" else LocalSGD(rule.momentum)
     for step in range(rule.steps):
         batch = rule.batch(step, len(x))
         grads = gradient(Step(current, model, x[batch], y[batch]))
-        if rule.optimizer == "adam":
-            grads = adam.direction(grads)
-        current = {name: value - rule.lr * grads[name] for name, value in current.items()}
+        if rule.weight_decay:
+            grads = {name: value + rule.weight_decay * current[name] for name, value in grads.items()}
+        direction = optimizer.direction(grads)
+        current = {name: value - rule.lr * direction[name] for name, value in current.items()}
     # Weights, not accumulated gradients, are what the rule defines; float32 rounding here is the client's own.
     return {name: current[name] - params[name] for name in params}

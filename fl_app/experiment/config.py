@@ -74,6 +74,8 @@ class Experiment(BaseModel):
     local_lr: Rate = Field(0.1, description="local learning rate of update='delta'")
     local_examples: CountOrZero = Field(0, description="distinct examples in a round; 0: batch-size * local-steps")
     local_optimizer: Literal["sgd", "adam"] = Field("sgd", description="what takes the local steps: 'sgd' or 'adam'")
+    local_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="momentum of local SGD, anew in each round")
+    local_weight_decay: Annotated[float, Field(ge=0, le=10**6)] = Field(0.0, description="weight decay of the local steps")
     optimizer: str = Field("sgd(lr=0.05, momentum=0.9)", description="server optimiser, see `thorns list optimizers`")
     rounds: Count = Field(600, description="number of rounds")
     round_timeout: Annotated[float, Field(gt=0, le=10**7)] = Field(

@@ -17,6 +17,8 @@ MODEL_BYTES = 16 * 2**30
 EXTRA_BYTES = 64 * 2**20
 """How much larger than its model the file of an update may be: the header and what was granted."""
 RULE_CHARACTERS = 1000
+ADDED = {"local-momentum": 0.0, "local-weight-decay": 0.0}
+"""What rules of older captures do not name, and had."""
 NUMBER = re.compile(r"-?[0-9]{1,20}")
 
 
@@ -145,8 +147,8 @@ def _rule(notes: dict[str, str]) -> LocalRule:
     text = notes.get("rule", "")
     try:
         named = json.loads(text) if len(text) <= RULE_CHARACTERS else None
-        if not isinstance(named, dict) or named.keys() != RULE_NAMES.keys():
+        if not isinstance(named, dict) or (ADDED | named).keys() != RULE_NAMES.keys():
             raise ValueError(f"{text[:40]!r} does not name {', '.join(RULE_NAMES)}")
-        return LocalRule.from_dict(named)
+        return LocalRule.from_dict(ADDED | named)
     except (ValueError, RecursionError) as error:
         raise CaptureError(f"its rule is not valid: {str(error)[:120]}") from None

@@ -78,6 +78,47 @@ def test_delta_is_what_sgd_does_to_the_weights():
         torch.testing.assert_close(params[name] + update[name], parameter.detach(), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("sgd", {"momentum": 0.9}),
+        ("sgd", {"weight_decay": 0.02}),
+        ("sgd", {"momentum": 0.7, "weight_decay": 0.02}),
+        ("adam", {"weight_decay": 0.02}),
+    ],
+)
+def test_momentum_and_weight_decay_are_those_of_torch(kind, settings):
+    model, params, x, y = make("lenet5", batch=8)
+    model.double()
+    params, x = {name: value.double() for name, value in params.items()}, x.double()
+    rule = LocalRule(kind="delta", batch_size=4, steps=6, lr=0.05, examples=8, optimizer=kind, **settings)
+    update = local_update(model, params, x, y, rule)
+    trained = copy.deepcopy(model)
+    optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[kind](trained.parameters(), lr=0.05, **settings)
+    for step in range(6):
+        part = slice(0, 4) if step % 2 == 0 else slice(4, 8)
+        optimizer.zero_grad()
+        F.cross_entropy(trained(x[part]), y[part]).backward()
+        optimizer.step()
+    plain = local_update(
+        model, params, x, y, LocalRule.from_dict(rule.to_dict() | {"local-momentum": 0, "local-weight-decay": 0})
+    )
+    for name, parameter in trained.named_parameters():
+        torch.testing.assert_close(params[name] + update[name], parameter.detach(), rtol=1e-7, atol=1e-9)
+        assert not torch.allclose(update[name], plain[name], rtol=1e-3)
+    x.requires_grad_()
+    again = local_update(model, params, x, y, rule, Step.differentiable_gradient)
+    (slope,) = torch.autograd.grad(sum(value.square().sum() for value in again.values()), x)
+    assert slope.isfinite().all()
+    assert slope.abs().max() > 0
+
+
+def test_the_scale_of_an_update_counts_its_momentum():
+    """A model whose gradient does not change with its weights would send exactly -lr * gradients of it."""
+    assert LocalRule(kind="delta", steps=3).gradients == 3
+    assert LocalRule(kind="delta", steps=3, momentum=0.5).gradients == 1 + 1.5 + 1.75
+
+
 def test_soft_labels_equal_hard_ones():
     model, params, x, y = make("lenet")
     hard = Step(params, model, x, y).gradient()
@@ -95,6 +136,12 @@ def test_soft_labels_equal_hard_ones():
         {"kind": "weights"},
         {"kind": "delta", "lr": 0.0},
         {"kind": "delta", "steps": 0},
+        {"kind": "delta", "momentum": 1.0},
+        {"kind": "delta", "weight_decay": -1e-3},
+        {"kind": "delta", "weight_decay": float("inf")},
+        {"momentum": 0.9},
+        {"weight_decay": 0.1},
+        {"kind": "delta", "optimizer": "adam", "momentum": 0.9},
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(settings):

@@ -164,6 +164,21 @@ def resealed(header, data=b""):
     return len(text).to_bytes(8, "little") + text + data
 
 
+def test_a_rule_from_before_momentum_is_still_read(tmp_path, rng):
+    captures = Captures(tmp_path)
+    seen = observation(rng, rule=LocalRule(kind="delta", steps=2))
+    path = captures.write(seen)
+    tensors, notes = encode(seen, sealed.read(path, 10**6).notes["model"])
+    named = json.loads(notes["rule"])
+    assert (named.pop("local-momentum"), named.pop("local-weight-decay")) == (0.0, 0.0)
+    path.write_bytes(rebuilt(tensors, {**notes, "rule": json.dumps(named)}))
+    assert captures.read(path).rule == seen.rule
+    del named["local-lr"]
+    path.write_bytes(rebuilt(tensors, {**notes, "rule": json.dumps(named)}))
+    with pytest.raises(CaptureError, match="does not name"):
+        captures.read(path)
+
+
 def hostile_files(good, seen, model, draw):
     """(kind, bytes) of files that are not what was written."""
     length = int.from_bytes(good[:8], "little")
