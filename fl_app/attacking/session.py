@@ -24,6 +24,7 @@ from fl_app.core.observation import Key, Knowledge
 from fl_app.core.seeds import derive
 from fl_app.experiment.assets import Assets, assets_of
 from fl_app.experiment.config import Experiment
+from fl_app.experiment.fingerprint import check_data
 from fl_app.experiment.grants import knowledge_of
 from fl_app.experiment.runs import experiment_of
 from fl_app.store.captures import CaptureError, Captures
@@ -31,7 +32,7 @@ from fl_app.store.files import RunError, save_tensors, write_atomic
 from fl_app.store.reconstructions import guess_path
 from fl_app.store.runs import RunDir
 
-PUBLIC = 2000
+PUBLIC = 4000
 """The most public examples that an attack which is trained first is given."""
 
 
@@ -144,6 +145,7 @@ class Session(CaptureSession):
     ) -> None:
         self.run, self.grants, self.who, self.asked = run, grants, who, asked or attack
         self.experiment = experiment_of(run)
+        check_data(run.path, self.experiment)
         # All cores when nothing else runs; beside the training no more than a client takes.
         free = (os.cpu_count() or 1) if isinstance(worker, InlineWorker) else self.experiment.threads
         folder = run.path / "attacks" / folder_name(attack, grants)

@@ -24,6 +24,7 @@ from fl_app.core.selection import select
 from fl_app.experiment.assets import assets_of
 from fl_app.experiment.config import Experiment
 from fl_app.experiment.evaluators import JUDGING, ensure
+from fl_app.experiment.fingerprint import check_data
 from fl_app.experiment.grants import knowledge_of, parse_grants
 from fl_app.experiment.runs import experiment_of
 from fl_app.scoring.attacks import Scoring
@@ -121,6 +122,7 @@ def _judge(path: Path, experiment: Experiment) -> Judge:
     theirs, kept = experiment_of(run), run.load_checkpoint()
     if kept is None or theirs.defense != "none" or theirs.dataset != experiment.dataset:
         raise RunError(f"{path} cannot judge: it must be a finished, undefended run on {experiment.dataset}")
+    check_data(path, theirs)
     return assets_of(theirs).model, kept.weights
 
 

@@ -61,6 +61,8 @@ class Recipe:
     sources: tuple[Source, ...] = ()
     digest: str | None = None
     """`digest_of` the arrays, whatever source they came from; None where the sources carry checksums of their own."""
+    paths: str = ""
+    """Of a folder of somebody's own: a checksum of the relative paths of its images."""
 
 
 def statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

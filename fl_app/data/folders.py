@@ -98,10 +98,12 @@ def imagefolder(*, path: str, size: Side = 32, grey: bool = False, test_share: S
     # The cache must not outlive a change of the folder: names, sizes and times are part of its key.
     listing = "\n".join(f"{p}:{(s := p.stat()).st_size}:{s.st_mtime_ns}" for p in images_in(root))
     key = hashlib.sha256(f"{listing}:{size}:{grey}:{test_share}".encode()).hexdigest()[:16]
+    paths = "\n".join(p.relative_to(root).as_posix() for p in images_in(root))
     return Recipe(
         key=f"imagefolder-{key}",
         read=lambda _: read_imagefolder(root, size, test_share, "L" if grey else "RGB"),
         num_classes=len(classes),
+        paths=hashlib.blake2b(paths.encode(errors="surrogateescape"), digest_size=8).hexdigest(),
     )
 
 

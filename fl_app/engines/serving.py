@@ -18,6 +18,7 @@ from fl_app.core.wire import to_record, to_tensors
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.assets import Assets, assets_of, on_device, use_threads
 from fl_app.experiment.config import Experiment, from_run_config
+from fl_app.experiment.fingerprint import check_data, record_data
 from fl_app.experiment.runs import create_run, new_path
 from fl_app.experiment.utility import evaluate
 from fl_app.models import parameters_of
@@ -168,7 +169,11 @@ def serve(
     fedsgd = build_strategy(experiment)
     fedsgd.roster.connected(grid)  # a federation that does not fit is refused before anything is written
     path = Path(experiment.run_dir) if experiment.run_dir else new_path(experiment, Path("runs"))
+    if resume:
+        check_data(path, experiment)
     run = RunDir.open(path) if resume else create_run(path, experiment)
+    if not resume:
+        record_data(run, experiment)
     kept = run.load_checkpoint() if resume else None
     if resume:
         run.keep(experiment.toml())  # it may have been made longer

@@ -12,6 +12,7 @@ from torch import Tensor
 from fl_app.analysis.attackers import Attacker
 from fl_app.analysis.conditions import Condition
 from fl_app.analysis.results import RunResult
+from fl_app.experiment.fingerprint import check_data
 from fl_app.scoring.metrics import METRICS
 from fl_app.scoring.pictures import picture, truth_of
 from fl_app.scoring.target import TargetScore
@@ -98,6 +99,7 @@ def exhibit(condition: Condition) -> Exhibit | None:
 
 def _shown(rank: str, run: RunResult, target: TargetScore, beside: Sequence[Attacker]) -> Shown:
     parts = [(attacker, found) for attacker in beside if (found := _part(attacker, run, target.key)) is not None]
+    check_data(run.path, run.experiment)
     pictured = picture(truth_of(run.experiment), target.key, [folder for _, (folder, _) in parts], EXAMPLES)
     rows = [("truth", [data_url(x) for x in pictured.truth], "")]
     for (attacker, (_, own)), rebuilt in zip(parts, pictured.rebuilt, strict=True):
