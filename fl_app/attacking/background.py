@@ -61,7 +61,12 @@ class Background:
                 for start in range(0, len(waiting), AT_ONCE):
                     if self._over.is_set():
                         break
-                    session.work(waiting[start : start + AT_ONCE], AT_ONCE, self._done)
+                    try:
+                        with session.alone():
+                            session.work(waiting[start : start + AT_ONCE], AT_ONCE, self._done)
+                    except RunError as error:
+                        log.info("not attacked beside the training: %s", error)
+                        break
         except Exception:  # training must not end because an attack did; what is open is attacked afterwards
             log.warning("attacking beside the training ended early; the rest is attacked afterwards", exc_info=True)
         finally:

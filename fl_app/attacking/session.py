@@ -9,7 +9,8 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from fl_app.experiment.grants import knowledge_of
 from fl_app.experiment.runs import experiment_of
 from fl_app.store.captures import CaptureError, Captures
 from fl_app.store.files import RunError, save_tensors, write_atomic
+from fl_app.store.locks import LOCK, alone
 from fl_app.store.reconstructions import guess_path
 from fl_app.store.runs import RunDir
 
@@ -96,6 +98,12 @@ class CaptureSession(ABC):
             clients = {client for _, client in open_}
             open_ = [key for key in keys if key[1] in clients and key not in failed]
         return open_
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder of the results: two processes that attack the same would undo each other's records."""
+        with alone(self.folder / LOCK, f"{self.folder} is being written by another attack: wait for it"):
+            yield
 
     def work(self, keys: list[Key], at_once: int, on_done: Callable[[list[Outcome]], None] = lambda _: None) -> None:
         """Attack targets, those of a round (or the rounds of a client) together and about `at_once` in a job."""

@@ -84,19 +84,20 @@ def attack_run(
                 knowledge_of(assets, granted, key, None)  # refuse a false grant before any work
             contenders: list[Contender] = []
             for session in sessions_of(first, keys, informed=informed):
-                _attack(console, session, keys)
-                with _bar(console, "scoring") as bar:
-                    task = bar.add_task("", total=len(keys))
-                    scoring = Scoring(
-                        assets,
-                        session.folder,
-                        session.failures(),
-                        perceptual=perceptual,
-                        judge=judged_by,
-                        evaluator=evaluator,
-                        floors=not contenders,  # they are the same for all
-                        metrics=measured,
-                    ).run(keys, lambda task=task, bar=bar: bar.advance(task))  # type: ignore[misc]
+                with session.alone():
+                    _attack(console, session, keys)
+                    with _bar(console, "scoring") as bar:
+                        task = bar.add_task("", total=len(keys))
+                        scoring = Scoring(
+                            assets,
+                            session.folder,
+                            session.failures(),
+                            perceptual=perceptual,
+                            judge=judged_by,
+                            evaluator=evaluator,
+                            floors=not contenders,  # they are the same for all
+                            metrics=measured,
+                        ).run(keys, lambda task=task, bar=bar: bar.advance(task))  # type: ignore[misc]
                 contenders.append(Contender(session, scoring, Attacker([read_attack(session.folder)])))
             _show(console, contenders)
             for one in informed_of(first, keys) if informed else []:

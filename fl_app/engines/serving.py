@@ -24,6 +24,7 @@ from fl_app.experiment.utility import evaluate
 from fl_app.models import parameters_of
 from fl_app.store.captures import Captures
 from fl_app.store.files import RunError
+from fl_app.store.locks import LOCK, alone
 from fl_app.store.runs import Checkpoint, RunDir
 from strategies import Curious, FedDelta, FedSGD, Resumed, optimizers
 from strategies.roster import one_line
@@ -170,7 +171,24 @@ def serve(
     fedsgd.roster.connected(grid)  # a federation that does not fit is refused before anything is written
     path = Path(experiment.run_dir) if experiment.run_dir else new_path(experiment, Path("runs"))
     if resume:
+        RunDir.open(path)
         check_data(path, experiment)
+    with alone(path / LOCK, f"{path} is being trained: wait for it, or choose another run-dir"):
+        return _train(grid, assets, fedsgd, path, watcher, resume=resume, make_beside=make_beside)
+
+
+def _train(
+    grid: Grid,
+    assets: Assets,
+    fedsgd: FedSGD,
+    path: Path,
+    watcher: Watcher,
+    *,
+    resume: bool,
+    make_beside: MakeBeside | None,
+) -> RunDir:
+    """What `serve` does while it holds the run."""
+    experiment = assets.experiment
     run = RunDir.open(path) if resume else create_run(path, experiment)
     if not resume:
         record_data(run, experiment)

@@ -13,6 +13,8 @@ from filelock import FileLock, Timeout
 from fl_app.store.files import RunError
 
 log = logging.getLogger("thorns")
+LOCK = ".lock"
+"""The name of the lock of a folder, in it."""
 
 
 @contextmanager
