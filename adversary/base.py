@@ -52,6 +52,8 @@ class Facts(NamedTuple):
     """That a client's examples are the same in all of its rounds."""
     evaluator: str = ""
     """The clients' evaluation network, by the name of its file."""
+    public: bool = False
+    """Whether there are public examples of the same kind."""
 
 
 class Informed(NamedTuple):
@@ -72,6 +74,8 @@ class Attack(Checked, ABC):
 
     trained: ClassVar[bool] = False
     """Whether it learns from public examples first, by `learn`."""
+    at_weights: ClassVar[bool] = True
+    """Whether what it learns depends on the weights of a round, on the clients' rule and on draws."""
 
     @abstractmethod
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess | Belief:
@@ -133,9 +137,10 @@ class Attack(Checked, ABC):
 
 
 def _made_of(attack: Attack, seen: Observation, public: Public, seed: int) -> str:
-    """A hash of the attack's settings, the weights and the rule, the public examples and the seed."""
-    digest = sha256(repr((text_of(attack, {}), seed, seen.rule, seen.num_examples, seen.knowledge.defense)).encode())
-    for name, value in [*seen.params.items(), *public._asdict().items()]:
+    """A hash of the attack's settings, the public examples and, unless they do not matter, the weights and the rule."""
+    at = (seen.rule, seen.num_examples, seen.knowledge.defense) if attack.at_weights else ()
+    digest = sha256(repr((text_of(attack, {}), seed if attack.at_weights else 0, at)).encode())
+    for name, value in [*(seen.params.items() if attack.at_weights else ()), *public._asdict().items()]:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:32]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """What each defense leaks to the attackers who know it: single updates of LeNet on test images, with intervals.
 
-    .venv/bin/python scripts/bench_informed.py                                  # MNIST, images and a network nothing was tuned on
+    .venv/bin/python scripts/bench_informed.py                            # images and a network that nothing was tuned on
     .venv/bin/python scripts/bench_informed.py --dataset cifar10 --only dp_sgd
-    .venv/bin/python scripts/bench_informed.py --first 0 --network 1            # where settings were chosen
+    .venv/bin/python scripts/bench_informed.py --first 0 --network 1      # where settings were chosen
 
 Labels are inferred, never given. The floor is the mean image of the class that the attacker itself inferred.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 import adversary
 import client_defenses
-from adversary import Facts
+from adversary import Facts, Public
 from client_defenses import Memory
 from fl_app import data, models
 from fl_app.core.local import LocalRule, Step, local_update
@@ -28,7 +28,9 @@ from fl_app.core.space import Images
 from fl_app.scoring.images import psnr, ssim
 from fl_app.scoring.matching import match
 
-ATTACK = "cosine_lbfgs(iterations=600, tv=0.01)"
+PUBLIC = 4000
+LEARNED = data.cache_dir() / "attacks"
+ATTACK = "cosine_lbfgs(iterations=1000, tv=0.01)"
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,10 @@ def class_means(dataset: str, y: Tensor) -> Tensor:
 
 def overlap(guess: Tensor, truth: Tensor) -> float:
     """The share of labels that are right, as multisets per target."""
-    right = [torch.minimum(torch.bincount(a, minlength=10), torch.bincount(b, minlength=10)).sum() for a, b in zip(guess, truth, strict=True)]
+    right = [
+        torch.minimum(torch.bincount(a, minlength=10), torch.bincount(b, minlength=10)).sum()
+        for a, b in zip(guess, truth, strict=True)
+    ]
     return torch.stack(right).sum().item() / truth.numel()
 
 
@@ -123,7 +128,7 @@ def run(case: Case, options: argparse.Namespace) -> None:
     x, y, seen, task = scene(case, options.dataset, options.targets, options.first, options.network)
     print(f"  {case.defense}, batch {case.examples}, {case.rounds} update(s) per target, {case.rule or 'gradient'}")
     naive = adversary.build(case.attack)
-    facts = Facts(rounds=case.rounds, examples=case.examples, repeats=case.rounds > 1)
+    facts = Facts(rounds=case.rounds, examples=case.examples, repeats=case.rounds > 1, public=True)
     told = [(one.name or "informed", one.attack) for one in naive.informed(case.defense, facts) if one.attack is not None]
     knowledge = Knowledge(defense=case.defense, repeats=case.rounds > 1)
     knowing = [replace(one, knowledge=knowledge) for one in seen]
@@ -131,6 +136,9 @@ def run(case: Case, options: argparse.Namespace) -> None:
         if options.attacker and options.attacker not in name:
             continue
         began = time.perf_counter()
+        if attack.trained:
+            public = data.load(options.dataset).train.at(slice(0, PUBLIC))  # the targets are test images
+            attack = attack.prepare(task, shown[0], Public(*public), 0, LEARNED)
         guess = attack(shown, task, options.network)
         assert isinstance(guess, adversary.Guess)
         first = slice(0, options.targets)

@@ -1,10 +1,92 @@
-"""Defenses that add noise to all that is sent: dp_gaussian, dp_laplace, dp_sgd, ppfa."""
+"""Defenses that add noise of a known law to all that is sent: dp_gaussian, dp_laplace, dp_sgd, ppfa."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
 
 from adversary.base import Facts
-from adversary.informed.variant import Variant, noise_proof
-from client_defenses import Defense
+from adversary.informed.variant import Variant, averaged, noise_proof, with_labels, with_objective
+from adversary.objectives import TINY, Objective
+from adversary.search.matching import Matching
+from adversary.search.optimizers import LBFGS
+from adversary.spaces import ClassGaussian
+from client_defenses.dp_gaussian import DPGaussian
+from client_defenses.dp_laplace import DPLaplace
+from client_defenses.dp_sgd import DPSGD
+from client_defenses.ppfa import PPFA, noise_for
+from fl_app.core.local import Tensors
+
+ITERATIONS = 200
+"""The most iterations of the search in a few dozen components: it has settled by then (ours)."""
 
 
-def variants(defense: Defense, facts: Facts) -> list[Variant]:
-    """Scale-free objective and labels, a stronger prior; rounds on the same examples are averaged."""
-    return [noise_proof(facts)._replace(name="")]
+@dataclass(frozen=True, kw_only=True)
+class NoiseLaw(Objective):
+    """-log of the probability that noise explains what is left: the sum over entries, so that a prior can be weighed with it.
+
+    The clipping of the reconstruction's gradient is part of what is known; 0 stands for none.
+    """
+
+    scale: Annotated[float, Field(ge=0)] = 0.0
+    """Of the noise: its standard deviation, or Laplace's scale."""
+    relative: Annotated[float, Field(ge=0)] = 0.0
+    """The same in units of the root mean square of each tensor's gradient, where `scale` is 0."""
+    clip: Annotated[float, Field(ge=0)] = 0.0
+    law: Literal["normal", "laplace"] = "normal"
+
+    def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """The negative log-likelihood, less a constant."""
+        if self.clip:
+            size = torch.stack([dummy[name].square().sum() for name in seen]).sum().add(TINY).sqrt()
+            dummy = {name: dummy[name] * (self.clip / size.clamp_min(self.clip)) for name in seen}
+        total = []
+        for name, value in seen.items():
+            # What was sent has the gradient's mean square and that of the noise in it.
+            scale = self.scale or self.relative * (value.square().mean() / (1 + self.relative**2) + TINY).sqrt()
+            gap = (value - dummy[name]) / scale
+            total.append(gap.square().sum() / 2 if self.law == "normal" else gap.abs().sum())
+        return torch.stack(total).sum()
+
+
+def law_of(defense: object, facts: Facts) -> NoiseLaw | None:
+    """The law of a defense's noise, for the mean of the rounds that are matched together; None if it adds none."""
+    rounds = facts.rounds if facts.repeats else 1
+    match defense:
+        case DPSGD():
+            found = NoiseLaw(scale=defense.noise * defense.clip / facts.examples, clip=defense.clip)
+        case DPGaussian():
+            found = NoiseLaw(scale=defense.scale, clip=defense.clip or 0.0)
+        case DPLaplace():
+            found = NoiseLaw(scale=defense.scale, clip=defense.clip or 0.0, law="laplace")
+        case PPFA():
+            found = NoiseLaw(relative=noise_for(defense.budget))
+        case _:
+            return None
+    if not found.scale and not found.relative:
+        return None
+    # The search takes the mean over rounds, where the likelihood of all of them is the sum.
+    shrink = 1 / rounds if found.law == "laplace" else rounds**-0.5
+    return replace(found, scale=found.scale * shrink, relative=found.relative * shrink)
+
+
+def variants(defense: object, facts: Facts) -> list[Variant]:
+    """The most likely image of its class given the noise's law; or what does not depend on the noise at all."""
+    law = law_of(defense, facts)
+    if law is None:
+        return [noise_proof(facts)]
+
+    def change(attack: Matching) -> Matching:
+        steps = LBFGS(iterations=min(ITERATIONS, attack.optimizer.iterations))
+        attack = with_labels(with_objective(attack, law), "rows")
+        return averaged(replace(attack, space=ClassGaussian(), priors=(), optimizer=steps), facts)
+
+    likely = Variant(
+        "the most likely image of its class, given public examples and the law of the noise",
+        change,
+        "most likely",
+        why_not="" if facts.public else "there are no public examples to learn from",
+    )
+    return [likely, noise_proof(facts)]

@@ -8,6 +8,7 @@ from adversary.informed.expected import Expected
 from adversary.informed.fedem import Common, Replay
 from adversary.informed.gradient_dropout import Mixture
 from adversary.informed.latent_perturbation import MeanLatent
+from adversary.informed.noise import NoiseLaw
 from adversary.informed.refiner import NoiseShare, Unblend
 from adversary.objectives import Objective
 from adversary.priors import Prior
@@ -22,5 +23,5 @@ OBSERVERS: dict[str, Callable[..., Observer]] = {
     "replay": Replay,
     "unblend": Unblend,
 }
-OBJECTIVES: dict[str, Callable[..., Objective]] = {"kept_or_dropped": KeptOrDropped, "mixture": Mixture}
+OBJECTIVES: dict[str, Callable[..., Objective]] = {"kept_or_dropped": KeptOrDropped, "mixture": Mixture, "noise_law": NoiseLaw}
 PRIORS: dict[str, Callable[..., Prior]] = {"noise": NoiseShare}

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 
 from adversary import labels as label_inference
 from adversary import objectives
 from adversary import priors as prior_pieces
-from adversary.base import Attack, AttackError, Facts, Guess, Informed
+from adversary.base import Attack, AttackError, Facts, Guess, Informed, Public
 from adversary.labels import LabelRule
 from adversary.objectives import L2, Objective
 from adversary.priors import Prior
@@ -18,7 +18,7 @@ from adversary.search.observers import Observer
 from adversary.search.optimizers import OPTIMIZERS, Adam, Count, Optimizer
 from adversary.search.problem import Problem, Target
 from adversary.spaces import SPACES, Parametrisation, Pixels
-from fl_app.core.local import LocalRule
+from fl_app.core.local import LocalRule, Tensors
 from fl_app.core.observation import Observation, Task
 from fl_app.core.spec import Named
 
@@ -47,6 +47,17 @@ class Matching(Attack):
     def by_client(self) -> bool:
         """Whether the rounds of a client have to be attacked in one call."""
         return self.rounds > 1 or any(observer.by_client for observer in self.observers)
+
+    at_weights: ClassVar[bool] = False
+
+    @property
+    def trained(self) -> bool:  # type: ignore[override]
+        """Whether its space learns from public examples first."""
+        return self.space.trained
+
+    def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
+        """What the space learns; of examples alone."""
+        return self.space.learn(public, task)
 
     def informed(self, defense: str, facts: Facts) -> list[Informed]:
         """One attacker for each thing that can be done about the defense."""

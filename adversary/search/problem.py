@@ -11,6 +11,7 @@ from torch.func import grad_and_value, vmap
 
 from adversary.base import Guess
 from adversary.priors import Scene
+from adversary.search.progress import Pace
 from fl_app.core.local import Gradient, Step, Tensors, local_update
 from fl_app.core.observation import Observation, Task
 
@@ -46,7 +47,7 @@ class Problem:
         self.rule, self.examples = first.rule, first.num_examples
         self.device = next(iter(first.params.values())).device
         self.classes = None if classes is None else torch.stack(list(classes)).to(self.device)
-        self.space = attack.space.bind(task)
+        self.space = attack.space.bind(task, self.classes, attack.learned)
         self.model, self.gradient = task.model, Step.differentiable_gradient
         for observer in attack.observers:
             self.model = observer.model(self.model, first, task)
@@ -85,7 +86,7 @@ class Problem:
         loss = torch.stack([self._distances(view, x, y, unknown) for view in self.views]).mean(0)
         for prior in self.priors:
             loss = loss + prior(x)
-        return loss
+        return loss + self.space.penalty(_of_space(variables)) if self.attack.space.trained else loss
 
     def _distances(self, view: RoundView, x: Tensor, y: Tensor, unknown: Tensors) -> Tensor:
         """How far the updates of the reconstructions are from what a round shows, (targets, seeds)."""
@@ -149,7 +150,9 @@ class Problem:
         steps = settings.start()
         best_loss = torch.full((len(self.targets), self.attack.seeds), torch.inf, device=self.device)
         best = {name: value.clone() for name, value in variables.items()}
+        pace = Pace(settings.iterations)
         for iteration in range(settings.iterations):
+            pace.at(iteration)
             if self._next_stage(iteration):
                 steps.reset(torch.ones_like(best_loss, dtype=torch.bool))
                 best_loss.fill_(torch.inf)

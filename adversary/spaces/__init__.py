@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from adversary.spaces.base import Parametrisation, Variables
+from adversary.spaces.gaussian import ClassGaussian
 from adversary.spaces.pixels import Pixels
 
-SPACES: dict[str, Callable[..., Parametrisation]] = {"pixels": Pixels}
+SPACES: dict[str, Callable[..., Parametrisation]] = {"class_gaussian": ClassGaussian, "pixels": Pixels}
 
-__all__ = ["SPACES", "Parametrisation", "Pixels", "Variables"]
+__all__ = ["SPACES", "ClassGaussian", "Parametrisation", "Pixels", "Variables"]

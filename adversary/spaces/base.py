@@ -2,11 +2,12 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from adversary.base import Public
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Task
 from fl_app.core.spec import Checked
@@ -31,11 +32,22 @@ class Variables(Protocol):
         """The reconstructions, on the scale of the task's space."""
         ...
 
+    def penalty(self, z: Tensors) -> Tensor:
+        """What the space itself holds against the variables, (targets, seeds); zero if it has no opinion."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parametrisation(Checked, ABC):
     """Settings of what is searched."""
 
+    trained: ClassVar[bool] = False
+    """Whether it learns from public examples first."""
+
+    def learn(self, public: Public, task: Task) -> Tensors:
+        """What it learns from public examples; needs `trained`."""
+        return {}
+
     @abstractmethod
-    def bind(self, task: Task) -> Variables:
-        """The variables for a task."""
+    def bind(self, task: Task, classes: Tensor | None = None, learned: Tensors | None = None) -> Variables:
+        """The variables for a task, given the classes (targets, examples) if they are known, and what was learned."""

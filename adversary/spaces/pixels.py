@@ -22,7 +22,7 @@ class Pixels(Parametrisation):
     boxed: bool = True
     """Keep x in the task's space after each step."""
 
-    def bind(self, task: Task) -> Variables:
+    def bind(self, task: Task, classes: Tensor | None = None, learned: Tensors | None = None) -> Variables:
         """The pixels of a task."""
         return _Pixels(self, task)
 
@@ -50,6 +50,9 @@ class _Pixels:
 
     def answer(self, z: Tensors) -> Tensor:
         return self.inputs(z)
+
+    def penalty(self, z: Tensors) -> Tensor:
+        return z["x"].new_zeros(z["x"].shape[:2])
 
 
 def _cpu(value: Tensor | float) -> Tensor | float:
