@@ -2,6 +2,7 @@ import io
 import os
 import signal
 import sys
+from typing import NamedTuple
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -20,6 +21,7 @@ import typer
 from PIL import Image
 from rich.console import Console
 
+from fl_app.cli.main import main
 from fl_app.core import plugins
 from fl_app.experiment.config import Experiment
 from helpers import foreign_app, plugged
@@ -156,3 +158,30 @@ def theirs(tmp_path, monkeypatch):
     sys.modules.pop(foreign_app.MODULE, None)
     yield tmp_path
     sys.modules.pop(foreign_app.MODULE, None)
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    """What a command line does, in this process but as if it were a new one: nothing is allowed, and cwd not on the path."""
+    monkeypatch.setenv("THORNS_DEBUG", "")
+    monkeypatch.setenv("THORNS_ALLOW", "")
+
+    def start(*words, allow=""):
+        monkeypatch.setattr(sys, "argv", ["thorns", *words])
+        os.environ["THORNS_ALLOW"] = allow
+        capsys.readouterr()
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        else:
+            code = 0
+        return Done(code, *capsys.readouterr())
+
+    return start

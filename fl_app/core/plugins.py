@@ -104,7 +104,7 @@ def find(kind: str, name: str) -> Callable[..., Any] | None:
             found = _imported(name)
         if not callable(found):
             raise SpecError(f"{name} is a {type(found).__name__}, not a {kind}")
-    _know(found)
+    know(found)
     return found  # type: ignore[no-any-return]
 
 
@@ -124,10 +124,10 @@ def check_made(kind: str, name: str, made: object, base: type | None) -> None:
     """Refuse what a foreign name made if it is not of the kind that was asked for."""
     if base is not None and not isinstance(made, base):
         raise SpecError(f"{name} makes a {type(made).__name__}, not a {kind} ({base.__module__}.{base.__qualname__})")
-    _know(type(made))
+    know(type(made))
 
 
-def _know(found: Any) -> None:
+def know(found: Any) -> None:
     """Allow a thing that is imported already under the name that its own module gives it, by which specs are written."""
     name = f"{getattr(found, '__module__', '')}:{getattr(found, '__qualname__', '')}"
     if PLUGGED.fullmatch(name):

@@ -237,6 +237,8 @@ def _part_of(thing: Any, registry: Registry[Any]) -> Part:
     factory: Callable[..., Any] = type(thing)
     plugged = f"{factory.__module__}:{factory.__qualname__}"
     name = next((name for name, one in registry.items() if one is factory), plugged)
+    if name is plugged:
+        plugins.know(factory)  # code that is here already made it, so its spec may be read back
     settings = {}
     for key, setting in settings_of(factory).items():
         value, named = getattr(thing, key), setting.named

@@ -1,6 +1,7 @@
 """The import rules of the design: an attack cannot reach data, and nothing points backwards."""
 
 import ast
+import re
 
 import pytest
 
@@ -64,6 +65,18 @@ def test_imports_go_one_way(place):
             if name.partition(".")[0] in OURS:
                 allowed = any(name == base or name.startswith(f"{base}.") for base in ALLOWED[place])
                 assert allowed, f"{path.relative_to(ROOT)} must not import {name}"
+
+
+def test_the_page_shows_these_arrows():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    shown = {}
+    for room, names in re.findall(
+        r"^\| `((?:fl_app|adversary|client_defenses|strategies)[^`]*)` \| (nothing|`.*`) \|$", page, re.M
+    ):
+        known = re.findall(r"`([a-z_]+)`", names)
+        shown[room] = {name if name in OURS else f"fl_app.{name}" for name in known}
+    itself = {room: room.replace("/", ".").removesuffix(".py") for room in ALLOWED}
+    assert shown == {room: allowed - {itself[room]} for room, allowed in ALLOWED.items()}
 
 
 def test_only_scoring_and_grants_reach_the_truth():
