@@ -136,7 +136,7 @@ def _run_group(job: Job, attack: Attack, task: Task, members: Sequence[Member]) 
             else:
                 save_guess(guess_path(job.out, key), answer.x[place], answer.y[place], answer.loss[place], notes)
             outcomes.append(Outcome(key, "done", "", seconds))
-        except (AttackError, OSError) as error:
+        except (AttackError, RunError, OSError) as error:
             outcomes.append(Outcome(key, "failed", str(error), seconds))
     return outcomes
 

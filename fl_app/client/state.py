@@ -16,8 +16,6 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors import SafetensorError
-
 from fl_app.client.policy import OwnConfig, Refused
 from fl_app.core.local import Tensors
 from fl_app.experiment.config import MAY_CHANGE, Experiment
@@ -102,7 +100,7 @@ class ClientState:
                 self.folder.parent.chmod(0o700)
                 _drop_oldest(self.folder.parent)
             save_tensors(self.latest, kept.memory, {key: str(value) for key, value in notes.items()})
-        except (OSError, SafetensorError) as error:
+        except (OSError, RunError) as error:
             # Unkept, the answer would be forgotten at the next restart: then it must not be given.
             log.error("this client's state cannot be kept in %s: %s", self.folder, error)
             raise Refused("this client cannot keep its state; its log says why") from None

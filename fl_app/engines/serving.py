@@ -25,7 +25,7 @@ from fl_app.models import parameters_of
 from fl_app.store.captures import Captures
 from fl_app.store.files import RunError
 from fl_app.store.locks import LOCK, alone
-from fl_app.store.runs import Checkpoint, RunDir
+from fl_app.store.runs import SLACK, Checkpoint, RunDir
 from strategies import Curious, FedDelta, FedSGD, Resumed, optimizers
 from strategies.roster import one_line
 
@@ -66,6 +66,7 @@ class RoundEnd:
     def __init__(self, assets: Assets, strategy: FedSGD, grid: Grid, run: RunDir, watcher: Watcher, done: int) -> None:
         self.assets, self.strategy, self.grid, self.run, self.watcher = assets, strategy, grid, run, watcher
         self.done = done
+        self.said: set[str] = set()
         self.began = self.kept = time.monotonic()
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -89,16 +90,19 @@ class RoundEnd:
             )
             line |= utility._asdict()
             metrics = MetricRecord(utility._asdict())
-        self.run.record(line)
+        try:
+            self.run.record(line)
+        except RunError as error:
+            self._say_once("metrics are written later", error)
         self.watcher.on_round(line)
         stop = self.watcher.stop_requested() and not last
         if server_round and (last or stop or time.monotonic() - self.kept > CHECKPOINT_SECONDS):
-            self.checkpoint(server_round, arrays)
+            self.checkpoint(server_round, arrays, final=last or stop)
         if stop:
             raise Stopped
         return metrics
 
-    def checkpoint(self, server_round: int, arrays: ArrayRecord) -> None:
+    def checkpoint(self, server_round: int, arrays: ArrayRecord, *, final: bool) -> None:
         """Have every client keep its memory, then keep the server's state: in that order a crash loses nothing."""
         request = RecordDict({"config": ConfigRecord({"server-round": server_round, "resumed-from": self.done})})
         nodes = self.strategy.roster.connected(self.grid).values()
@@ -108,8 +112,19 @@ class RoundEnd:
                 client = self.strategy.roster.client_of.get(reply.metadata.src_node_id)
                 reason = one_line(reply.error.reason)
                 log.warning("round %d: client %s could not keep its state: %s", server_round, client, reason)
-        self.run.save_checkpoint(Checkpoint(server_round, to_tensors(arrays), self.strategy.optimizer_state()))
+        try:
+            self.run.save_checkpoint(Checkpoint(server_round, to_tensors(arrays), self.strategy.optimizer_state()))
+        except RunError as error:
+            if final:
+                raise RunError(f"{error}; make room and go on with `thorns run --resume {self.run.path}`") from error
+            self._say_once("there is no newer checkpoint, the last one is kept", error)
         self.kept = time.monotonic()
+
+    def _say_once(self, what: str, error: RunError) -> None:
+        """A full disk fails every time: once is enough."""
+        if what not in self.said:
+            self.said.add(what)
+            log.warning("%s: %s (training goes on; said once)", what, error)
 
 
 def build_strategy(experiment: Experiment) -> FedSGD:
@@ -209,13 +224,18 @@ def _train(
     strategy = curious(fedsgd, experiment, run, beside)
     if done:
         strategy = Resumed(strategy, done)  # outermost: the hook shall see the true rounds
-    with beside or contextlib.nullcontext(), contextlib.suppress(Stopped):
-        strategy.start(
-            grid,
-            weights,
-            num_rounds=experiment.rounds - done,
-            timeout=experiment.round_timeout,
-            train_config=ConfigRecord({"resumed-from": done} if done else {}),
-            evaluate_fn=RoundEnd(assets, fedsgd, grid, run, watcher, done),
-        )
+    weigh = sum(value.nbytes for value in initial.values())
+    run.reserve(run.checkpoint_path.stat().st_size if kept else SLACK + 3 * weigh)  # an optimiser may remember two of each
+    try:
+        with beside or contextlib.nullcontext(), contextlib.suppress(Stopped):
+            strategy.start(
+                grid,
+                weights,
+                num_rounds=experiment.rounds - done,
+                timeout=experiment.round_timeout,
+                train_config=ConfigRecord({"resumed-from": done} if done else {}),
+                evaluate_fn=RoundEnd(assets, fedsgd, grid, run, watcher, done),
+            )
+    finally:
+        run.close()
     return run

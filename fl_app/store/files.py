@@ -1,6 +1,9 @@
 """Files that are written whole or not at all, and an error that names the one at fault."""
 
+import contextlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -16,26 +19,36 @@ class RunError(ValueError):
     """A file or run directory that cannot be used; the message says why and what to do."""
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader sees the old or the new one, never a part."""
+@contextmanager
+def _writing(path: Path) -> Iterator[Path]:
+    """A name to write a file under before it takes its place; whatever goes wrong is a RunError and leaves the old file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        yield temporary
         temporary.replace(path)
+    except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
+        raise unwritten(path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def unwritten(path: Path, error: Exception) -> RunError:
+    """The error of a file that could not be written."""
+    return RunError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}")
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader sees the old or the new one, never a part; RunError if it cannot be written."""
+    with _writing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def save_tensors(path: Path, tensors: Tensors, notes: dict[str, str]) -> None:
-    """Write tensors atomically; they may share memory."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        save_file(
-            {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}, temporary, metadata=notes
-        )
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write tensors atomically; they may share memory. RunError if they cannot be written."""
+    whole = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+    with _writing(path) as temporary:
+        save_file(whole, temporary, metadata=notes)
 
 
 def load_tensors(path: Path) -> tuple[Tensors, dict[str, str]]:

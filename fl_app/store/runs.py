@@ -8,14 +8,20 @@ clients/round-000120/    what the defenses of the clients remember, as of that r
 """
 
 import json
+import logging
+import os
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from fl_app.core.local import Tensors
 from fl_app.store.files import RunError, load_tensors, save_tensors, write_atomic
+from fl_app.store.lines import LineFile, read_lines
 
+log = logging.getLogger("thorns")
 SETTINGS = "experiment.toml"
+SLACK = 65536
+"""Bytes of a checkpoint beside its tensors, at most."""
 
 
 class Checkpoint(NamedTuple):
@@ -34,7 +40,9 @@ class RunDir:
         self.settings_path = path / SETTINGS
         self.metrics_path = path / "metrics.jsonl"
         self.checkpoint_path = path / "checkpoint.safetensors"
-        self._out: TextIO | None = None
+        self.reserve_path = path / ".reserve"
+        self._lines = LineFile(self.metrics_path)
+        self._waiting: list[dict[str, Any]] = []
 
     @classmethod
     def create(cls, path: Path, settings: str, environment: dict[str, str]) -> "RunDir":
@@ -59,26 +67,44 @@ class RunDir:
         write_atomic(self.settings_path, settings)
 
     def record(self, line: dict[str, Any]) -> None:
-        """Append a line of metrics."""
-        if self._out is None:
-            self._out = self.metrics_path.open("a", buffering=1, encoding="utf-8")
-        self._out.write(json.dumps(line) + "\n")
+        """Append a line of metrics; RunError if it cannot be written, and then it is written with the next one that can."""
+        self._waiting.append(line)
+        self._lines.append(*self._waiting)
+        self._waiting.clear()
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines so far; one that was cut off by a crash is left out."""
-        lines = []
-        for text in self.metrics_path.read_text(encoding="utf-8").splitlines() if self.metrics_path.exists() else []:
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                continue
-        return lines
+        return read_lines(self.metrics_path)
+
+    def reserve(self, size: int) -> None:
+        """Hold this many bytes for the next checkpoint, so that captures which fill the disk leave room for it."""
+        if not hasattr(os, "posix_fallocate"):
+            return
+        try:
+            with self.reserve_path.open("wb") as out:
+                os.posix_fallocate(out.fileno(), 0, max(1, size))
+        except OSError as error:
+            log.debug("no room is reserved for checkpoints: %s", error)
+            self.release()
+
+    def release(self) -> None:
+        """Give the reserved room back."""
+        self.reserve_path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of what a run holds while it is trained."""
+        self.release()
+        self._lines.close()
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Keep the server's state, then drop the clients' older ones."""
+        """Keep the server's state in the reserved room, then drop the clients' older ones; RunError leaves the old state."""
         tensors = {f"weights/{name}": value for name, value in checkpoint.weights.items()}
         tensors |= {f"optimizer/{name}": value for name, value in checkpoint.optimizer.items()}
-        save_tensors(self.checkpoint_path, tensors, {"round": str(checkpoint.server_round)})
+        self.release()
+        try:
+            save_tensors(self.checkpoint_path, tensors, {"round": str(checkpoint.server_round)})
+        finally:
+            self.reserve(SLACK + sum(value.nbytes for value in tensors.values()))
         for old in (self.path / "clients").glob("round-*"):
             if old.name != self.client_folder(checkpoint.server_round).name:
                 shutil.rmtree(old, ignore_errors=True)
@@ -100,6 +126,7 @@ class RunDir:
     def rewind(self, server_round: int) -> None:
         """Forget metrics after a round: they will be measured again."""
         kept = [line for line in self.metrics() if line.get("round", 0) <= server_round]
+        self._lines.close()
         write_atomic(self.metrics_path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def client_folder(self, server_round: int) -> Path:
