@@ -5,34 +5,26 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from rich.console import Console
-from torch import Tensor
 
 import adversary
 from adversary import AttackError, Facts
+from fl_app.analysis.app_truth import UNEXPLAINED, Truth, errors_of, read_pairs
 from fl_app.analysis.gate import Ruling, judge_attack, perceptual
 from fl_app.analysis.limits import Limits
 from fl_app.analysis.results import AttackResult
-from fl_app.attacking import audit, foreign
+from fl_app.attacking import audit
 from fl_app.attacking.attackers import AT_ONCE, who_of
 from fl_app.attacking.audit import AuditSession
 from fl_app.attacking.jobs import TaskSpec
 from fl_app.attacking.session import folder_name
 from fl_app.attacking.worker import InlineWorker
-from fl_app.core.local import local_update
-from fl_app.core.observation import Key
 from fl_app.scoring.answers import score_answer
 from fl_app.scoring.base import Metric, Tools
 from fl_app.scoring.metrics import METRICS
 from fl_app.scoring.target import lines_of
 from fl_app.store.captures import Captures
-from fl_app.store.files import RunError, load_tensors, write_atomic
-
-UNEXPLAINED = 0.1
-"""From this relative error on, the update is not that of the truth under the stated rule, and a failed attack says nothing."""
-Truth = dict[Key, tuple[Tensor, Tensor]]
-"""Target -> x (n, *shape) in [0, 1], y int64 (n,)."""
+from fl_app.store.files import write_atomic
 
 
 def judge_app(
@@ -99,25 +91,11 @@ def _attack_app(
 
 def read_truth(path: Path, captures: Captures, task: TaskSpec) -> tuple[Truth, list[str]]:
     """(what the clients of an app used, as its owner says; where the captured updates do not follow from it)."""
-    stored, found, doubts, model = load_tensors(path)[0], Truth(), list[str](), task.build().model
-    for seen in captures.read_all()[0]:  # what cannot be read is no target
-        name = captures.path_of(seen.server_round, seen.client).relative_to(captures.folder).with_suffix("").as_posix()
-        if (x := stored.get(f"{name}/x")) is None or (y := stored.get(f"{name}/y")) is None:
-            continue
-        shape = (seen.num_examples, *task.input_shape)
-        if x.shape != shape or not x.is_floating_point() or not bool(((x >= 0) & (x <= 1)).all()):
-            raise RunError(f"{path}: {name}/x must be floats in [0, 1] of the shape {shape}, not {tuple(x.shape)} {x.dtype}")
-        if y.shape != shape[:1] or y.dtype != torch.int64 or not bool(((y >= 0) & (y < task.num_classes)).all()):
-            raise RunError(f"{path}: {name}/y must be {shape[0]} classes below {task.num_classes} as int64")
-        fitted = foreign.fitted(seen, model)
-        update = local_update(model, fitted.params, x.float(), y, seen.rule)
-        ours, theirs = (torch.cat([each[key].flatten() for key in update]) for each in (update, fitted.update))
-        if not (error := ((ours - theirs).norm() / theirs.norm()).item()) <= UNEXPLAINED:  # also if it is nan
-            doubts.append(
-                f"{path}: {name} does not explain the captured update (relative error {error:.2g}): check the client's number, "
-                "the order of examples, --mean, --std and the rule given to Curious; name a defense with --defense"
-            )
-        found[seen.server_round, seen.client] = x.float(), y
-    if not found:
-        raise RunError(f"{path} names nothing that was captured: it needs tensors round-0001/client-00/x and /y, and so on")
-    return found, doubts
+    pairs, model = read_pairs(path, captures, task), task.build().model
+    doubts = [
+        f"{path}: {pair.name} does not explain the captured update (relative error {error:.2g}): check the client's number, "
+        "the order of examples, --mean, --std and the rule given to Curious; name a defense with --defense"
+        for pair, error in zip(pairs, errors_of(model, pairs), strict=True)
+        if not error <= UNEXPLAINED  # also if it is nan
+    ]
+    return {pair.key: (pair.x, pair.y) for pair in pairs}, doubts

@@ -13,6 +13,7 @@ from rich.markup import escape
 from fl_app.cli.check import check
 from fl_app.cli.deploy import app as deploy_app
 from fl_app.cli.doctor import doctor
+from fl_app.cli.fit_rule import fit_rule
 from fl_app.cli.listing import data_app, list_
 from fl_app.cli.new import new_app
 from fl_app.cli.options import Attacks, Classes, InputShape, Mean, Metrics, Model, Place, Protection, Std
@@ -84,7 +85,7 @@ def attack(
             worker_name=worker.value,
         )
         return
-    attack_run(
+    answered = attack_run(
         console,
         run_dir,
         chosen,
@@ -99,6 +100,8 @@ def attack(
         metrics=metric or [],
         informed=informed,
     )
+    if not answered:
+        raise typer.Exit(1)
 
 
 def train_evaluator(
@@ -136,6 +139,7 @@ def options(
 # In the order in which they are listed.
 for command in (run, attack, compare, sweep, report, gate, export):
     app.command()(command)
+app.command("fit-rule")(fit_rule)
 app.command("list")(list_)
 app.add_typer(new_app, name="new")
 app.command()(check)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -69,6 +69,12 @@ class LocalRule:
         """The rule by the names that it has everywhere: in an experiment, in a training message, in a capture."""
         return {name: getattr(self, field) for name, field in RULE_NAMES.items()}
 
+    def code(self) -> str:
+        """The rule as Python makes it, with only what differs from the defaults beside its kind and batch size."""
+        shown = {one.name: getattr(self, one.name) for one in fields(self)}
+        kept = [name for name, value in shown.items() if name in ("kind", "batch_size") or value != getattr(type(self), name)]
+        return f"LocalRule({', '.join(f'{name}={shown[name]!r}' for name in kept)})"
+
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> LocalRule:
         """The rule among some settings, which may come from outside; ValueError if it is not there or not valid."""
@@ -93,6 +99,20 @@ class LocalRule:
             velocity = self.momentum * velocity + 1
             total += velocity
         return total
+
+    def for_examples(self, number: int) -> LocalRule | None:
+        """The rule of a client that takes the same epochs over another number of examples; None if that cannot be told."""
+        usual = self.num_examples
+        if self.kind == "gradient" or number == usual:
+            return self
+        epochs, rest = divmod(self.steps, math.ceil(usual / self.batch_size))
+        size = min(self.batch_size, number)
+        if rest or (epochs > 1 and (usual % min(self.batch_size, usual) or number % size)):
+            return None  # no whole epochs, or a short last batch in each of several: `batch` has none
+        if self.batch_size > usual:
+            return None  # how large a batch would be with more examples is not known
+        steps = epochs * math.ceil(number / size)
+        return replace(self, batch_size=size, steps=steps, examples=0 if size * steps == number else number)
 
     def batch(self, step: int, available: int) -> slice:
         """Positions of local step `step` (from 0) among the round's `available` examples."""
