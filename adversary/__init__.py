@@ -6,6 +6,7 @@ They may import `fl_app.core`, `fl_app.models` and `fl_app.store` only, and so c
 from collections.abc import Callable
 
 from adversary.base import Attack, AttackError, Belief, Facts, Guess, Informed, Public
+from adversary.learned.ridge import Ridge
 from adversary.presets import DLG, IDLG, CosineLBFGS, GradInversion, InvertingGradients
 from adversary.search.matching import Matching
 from fl_app.core import spec
@@ -17,6 +18,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "idlg": IDLG,
     "inverting_gradients": InvertingGradients,
     "matching": Matching,
+    "ridge": Ridge,
 }
 
 

@@ -17,6 +17,9 @@ from fl_app.core.seeds import generator
 from fl_app.core.spec import Checked, text_of
 from fl_app.store.files import load_tensors, save_tensors
 
+LEAST_PUBLIC = 500
+"""From how many public examples on an informed attacker learns from them (ours)."""
+
 
 class AttackError(ValueError):
     """An attack that cannot be run on these observations; the message says why."""
@@ -52,8 +55,13 @@ class Facts(NamedTuple):
     """That a client's examples are the same in all of its rounds."""
     evaluator: str = ""
     """The clients' evaluation network, by the name of its file."""
-    public: bool = False
-    """Whether there are public examples of the same kind."""
+    public: int = 0
+    """How many public examples of the same kind there are."""
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough public examples to learn from."""
+        return self.public >= LEAST_PUBLIC
 
 
 class Informed(NamedTuple):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from adversary.base import Attack, AttackError, Belief, Guess, Public
+from adversary.base import LEAST_PUBLIC, Attack, AttackError, Belief, Guess, Public
 from fl_app.core.contracts import copied, must, same, settings
 from fl_app.core.local import LocalRule, local_update
 from fl_app.core.observation import Observation, Task
@@ -35,9 +35,10 @@ class Case(NamedTuple):
     public: Public
 
 
-def pictures(number: int, rng: torch.Generator) -> Tensor:
-    """Smooth blobs in [0, 1], (number, 1, side, side)."""
-    coarse = torch.rand(number, 1, 3, 3, generator=rng)
+def pictures(y: Tensor, rng: torch.Generator) -> Tensor:
+    """Smooth blobs in [0, 1] that look a little like others of their class, (number, 1, side, side)."""
+    own = torch.rand(len(y), 1, 3, 3, generator=rng)
+    coarse = (own + torch.rand(CLASSES, 1, 3, 3, generator=torch.Generator().manual_seed(13))[y]) / 2
     return nn.functional.interpolate(coarse, size=(SIDE, SIDE), mode="bilinear", align_corners=True)
 
 
@@ -54,7 +55,8 @@ def _case(network: Callable[[], nn.Module]) -> Case:
         torch.manual_seed(5)
         model = network()
     draw, rule = torch.Generator().manual_seed(11), LocalRule(batch_size=1)
-    x, y = pictures(TARGETS, draw)[:, None], torch.arange(TARGETS)[:, None] % CLASSES
+    y, known = torch.arange(TARGETS) % CLASSES, torch.arange(LEAST_PUBLIC) % CLASSES
+    x, y = pictures(y, draw)[:, None], y[:, None]
     params = {name: value.detach().clone() for name, value in model.named_parameters()}
     seen = [
         Observation(
@@ -67,7 +69,7 @@ def _case(network: Callable[[], nn.Module]) -> Case:
         )
         for place, one in enumerate(zip(x, y, strict=True))
     ]
-    public = Public(pictures(64, draw), torch.arange(64) % CLASSES)
+    public = Public(pictures(known, draw), known)
     return Case(seen, Task(model, Images((1, SIDE, SIDE)), CLASSES), x, public)
 
 

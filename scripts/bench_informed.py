@@ -128,7 +128,7 @@ def run(case: Case, options: argparse.Namespace) -> None:
     x, y, seen, task = scene(case, options.dataset, options.targets, options.first, options.network)
     print(f"  {case.defense}, batch {case.examples}, {case.rounds} update(s) per target, {case.rule or 'gradient'}")
     naive = adversary.build(case.attack)
-    facts = Facts(rounds=case.rounds, examples=case.examples, repeats=case.rounds > 1, public=True)
+    facts = Facts(rounds=case.rounds, examples=case.examples, repeats=case.rounds > 1, public=PUBLIC)
     told = [(one.name or "informed", one.attack) for one in naive.informed(case.defense, facts) if one.attack is not None]
     knowledge = Knowledge(defense=case.defense, repeats=case.rounds > 1)
     knowing = [replace(one, knowledge=knowledge) for one in seen]

@@ -23,8 +23,11 @@ from adversary.informed import (
 )
 from adversary.informed import sparse as sparse_defenses
 from adversary.informed.variant import Variant
+from adversary.learned.ridge import Ridge
 from adversary.search.matching import Matching
 from client_defenses import Defense
+from client_defenses.base import overrides
+from client_defenses.none import NoDefense
 from fl_app.core import plugins
 from fl_app.core.spec import SpecError
 
@@ -105,4 +108,13 @@ def attackers(attack: Matching, defense: str, facts: Facts) -> list[Informed]:
             changed = one.change(changed)
         if changed != attack:
             informed.append(Informed(name, changed, why, tuple(grants)))
-    return informed
+    return informed + _learned(defense, facts)
+
+
+def _learned(defense: str, facts: Facts) -> list[Informed]:
+    """Who learns through the defense from public examples, where one update is of one example and takes little time."""
+    built = client_defenses.build(defense)
+    slow = [hook for hook in ("on_start", "on_batch") if overrides(built, hook)]
+    if isinstance(built, NoDefense) or not facts.enough or facts.examples != 1 or slow or "refiner" in defense:
+        return []
+    return [Informed("ridge", Ridge(), "learns from public examples what an update through the defense gives away")]

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+import torch
+
 import client_defenses
 from adversary.base import AttackError, Facts
 from adversary.informed.variant import Variant, noise_proof, with_observer
 from adversary.search.observers import Observer
-from client_defenses import Chain, Defense
+from client_defenses import Chain, Defense, Memory
 from client_defenses.base import overrides
 from fl_app.core.local import Gradient
 from fl_app.core.observation import Observation
@@ -17,6 +19,12 @@ def granted(seen: Observation, what: str) -> Defense:
     if seen.knowledge.defense is None:
         raise AttackError(f"{what} needs the defense to be granted: add --grant defense")
     return client_defenses.build(seen.knowledge.defense)
+
+
+def protection(seen: Observation, rng: torch.Generator) -> Gradient:
+    """How a client with the granted defense takes its gradient, with draws of the attacker's own and nothing remembered."""
+    known = granted(seen, "learning through the defense")
+    return lambda step: known.protect(step, Memory({}, rng))
 
 
 def parts_of(defense: Defense) -> tuple[Defense, ...]:

@@ -87,6 +87,6 @@ def variants(defense: object, facts: Facts) -> list[Variant]:
         "the most likely image of its class, given public examples and the law of the noise",
         change,
         "most likely",
-        why_not="" if facts.public else "there are no public examples to learn from",
+        why_not="" if facts.enough else f"{facts.public} public examples are too few to learn from",
     )
     return [likely, noise_proof(facts)]

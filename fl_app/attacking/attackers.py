@@ -38,7 +38,7 @@ def informed_of(asked: Session, keys: list[Key]) -> list[Informed]:
         examples=asked.experiment.rule.num_examples,
         repeats="repeats" in asked.grants,
         evaluator=_evaluator(asked.assets.defense),
-        public=True,
+        public=len(asked.assets.splits.test),
     )
     return asked.built.informed(asked.experiment.defense, facts)
 

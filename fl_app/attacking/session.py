@@ -30,6 +30,7 @@ from fl_app.experiment.grants import knowledge_of
 from fl_app.experiment.runs import experiment_of
 from fl_app.store.captures import CaptureError, Captures
 from fl_app.store.files import RunError, save_tensors, write_atomic
+from fl_app.store.lines import LineFile, read_lines
 from fl_app.store.locks import LOCK, alone
 from fl_app.store.reconstructions import guess_path
 from fl_app.store.runs import RunDir
@@ -61,6 +62,7 @@ class CaptureSession(ABC):
         self.seed, self.threads = seed, threads
         self.failures_path = folder / "failed.jsonl"
         self.timing_path = folder / "timing.jsonl"
+        self._tried: set[Key] = set()
 
     @abstractmethod
     def task(self) -> TaskSpec:
@@ -84,15 +86,21 @@ class CaptureSession(ABC):
         return self.captures.targets(rounds, clients)
 
     def failures(self) -> dict[Key, str]:
-        """The targets that failed, with the reason."""
-        if not self.failures_path.exists():
-            return {}
-        lines = [json.loads(line) for line in self.failures_path.read_text(encoding="utf-8").splitlines()]
-        return {(line["round"], line["client"]): line["reason"] for line in lines}
+        """The targets without an answer that failed, with the reason."""
+        return {key: reason for key, (reason, _) in self._failed().items()}
+
+    def _failed(self) -> dict[Key, tuple[str, bool]]:
+        """Target -> the last reason, and whether another try would fail as well."""
+        try:
+            lines = [((line["round"], line["client"]), line) for line in read_lines(self.failures_path)]
+            found = {key: (str(line["reason"]), bool(line.get("final"))) for key, line in lines}
+        except KeyError as error:
+            raise RunError(f"{self.failures_path} is damaged: a line has no {error}; delete it to try again") from None
+        return {key: why for key, why in found.items() if not guess_path(self.folder, key).exists()}
 
     def pending(self, keys: list[Key]) -> list[Key]:
-        """The targets without an answer; failed ones are not tried again unless their record is deleted."""
-        failed = self.failures()
+        """The targets without an answer, once per session also those that failed for a reason that may have passed."""
+        failed = {key for key, (_, final) in self._failed().items() if final or key in self._tried}
         open_ = [key for key in keys if key not in failed and not guess_path(self.folder, key).exists()]
         if self.built.by_client:  # rounds of a client stand and fall together
             clients = {client for _, client in open_}
@@ -128,13 +136,12 @@ class CaptureSession(ABC):
             on_done(outcomes)
 
     def _record(self, outcomes: list[Outcome], seconds: float) -> None:
-        with self.timing_path.open("a", encoding="utf-8") as out:
-            out.write(json.dumps({"targets": len(outcomes), "seconds": round(seconds, 3)}) + "\n")
-        with self.failures_path.open("a", encoding="utf-8") as out:
-            for outcome in outcomes:
-                if outcome.status == "failed":
-                    line = {"round": outcome.key[0], "client": outcome.key[1], "reason": outcome.reason}
-                    out.write(json.dumps(line) + "\n")
+        LineFile(self.timing_path).append({"targets": len(outcomes), "seconds": round(seconds, 3)})
+        failed = [one for one in outcomes if one.status == "failed"]
+        self._tried.update(one.key for one in failed)
+        LineFile(self.failures_path).append(
+            *({"round": one.key[0], "client": one.key[1], "reason": one.reason, "final": one.final} for one in failed)
+        )
 
 
 class Session(CaptureSession):
@@ -208,7 +215,8 @@ class Session(CaptureSession):
             test = self.assets.splits.test
             x, y = test.at(torch.arange(min(PUBLIC, len(test))))
             save_tensors(path, {"x": x, "y": y}, {"what": "public examples for attacks that are trained first"})
-        return Learning(path, data.cache_dir() / "attacks")
+        # What depends on the weights of a round is of use to this run alone.
+        return Learning(path, self.run.path / "learned" if self.built.at_weights else data.cache_dir() / "attacks")
 
     def describe(self) -> None:
         """Say in the folder what is in it; the informed twin of an attack names the attack that was asked for."""

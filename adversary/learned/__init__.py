@@ -1,0 +1,1 @@
+"""Attacks that learn from public examples how an update gives an example away, one file each."""

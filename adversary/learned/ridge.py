@@ -1,0 +1,93 @@
+"""Ridge regression from the update to the example, through the defense where it was granted (LTI's idea, without a network)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from adversary.base import LEAST_PUBLIC, Attack, AttackError, Facts, Guess, Informed, Public
+from adversary.labels import infer
+from fl_app.core.local import Gradient, LocalRule, Step, Tensors, local_update
+from fl_app.core.observation import Observation, Task
+
+WEIGHTS = tuple(10.0**power for power in range(-4, 4))
+"""Ridge weights that are tried, in units of the mean eigenvalue."""
+HELD_OUT = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ridge(Attack):
+    """A linear map from updates to examples, learned on public ones at the weights of the round; for one example per update.
+
+    Its weight is chosen on public examples that were held out. It has no optimum to miss and cannot be misled by rounding,
+    so what it finds is what a defense leaks at least.
+    """
+
+    trained: ClassVar[bool] = True
+
+    def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
+        """The map of updates of public examples, each tensor in units of its own size, to the examples."""
+        if seen.num_examples != 1:
+            raise AttackError(f"ridge rebuilds one example per update, not {seen.num_examples}")
+        if len(public.x) < LEAST_PUBLIC:
+            raise AttackError(f"ridge learns from at least {LEAST_PUBLIC} public examples, and there are {len(public.x)}")
+        updates = _updates(task, seen, public, rng)
+        size = {name: value.square().mean().sqrt().clamp_min(1e-12) for name, value in updates.items()}
+        features = torch.cat([(value / size[name]).flatten(1) for name, value in updates.items()], 1)
+        middle, mean = features.mean(0), public.x.flatten(1).mean(0)
+        features, wanted = features - middle, public.x.flatten(1) - mean
+        last = int(len(features) * (1 - HELD_OUT))
+        kernel = features @ features.T
+        unit = kernel.diagonal().mean()
+
+        def solved(weight: float, n: int) -> Tensor:
+            lifted = kernel[:n, :n] + weight * unit * torch.eye(n, device=kernel.device)
+            return cast(Tensor, torch.linalg.solve(lifted, wanted[:n]))
+
+        errors = [(kernel[last:, :last] @ solved(weight, last) - wanted[last:]).square().mean() for weight in WEIGHTS]
+        best = WEIGHTS[int(torch.stack(errors).argmin())]
+        found = {"map": features.T @ solved(best, len(features)), "middle": middle, "mean": mean}
+        return {**found, **{f"size/{name}": value for name, value in size.items()}}
+
+    def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
+        """The map of each update; the labels are inferred from its rows."""
+        if not self.learned:
+            raise AttackError("ridge learns from public examples first, and there are none here")
+        x, loss = [], []
+        for one in seen:
+            features = torch.cat([(value / self.learned[f"size/{name}"]).flatten() for name, value in one.update.items()])
+            found = (features - self.learned["middle"]) @ self.learned["map"] + self.learned["mean"]
+            x.append(found.view(1, *task.space.shape))
+            loss.append((found - found.clamp(0, 1)).square().mean())
+        classes = [infer("rows", one, task, stream) for one, stream in zip(seen, streams, strict=True)]
+        return Guess(torch.stack(x), torch.stack(classes).to(x[0].device), torch.stack(loss))
+
+    def informed(self, defense: str, facts: Facts) -> list[Informed]:
+        """The same, learned through the defense."""
+        if defense == "none":
+            return []
+        return [Informed("", self, "learns through the defense")]
+
+    def cost(self, examples: int, rule: LocalRule) -> float:
+        """A few iterations' worth per target: nearly all of its work is done before."""
+        return 100.0 * examples * rule.steps
+
+
+def _updates(task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
+    """What a server would see of each public example by itself, (n, *parameter shape), with the granted defense."""
+    protect = _protection(seen, rng)
+    found = []
+    for x, y in zip(public.x, public.y, strict=True):
+        update = local_update(task.model, seen.params, x[None], y[None], seen.rule, protect)
+        found.append({name: value.detach() for name, value in update.items()})
+    return {name: torch.stack([one[name] for one in found]) for name in found[0]}
+
+
+def _protection(seen: Observation, rng: torch.Generator) -> Gradient:
+    if seen.knowledge.defense is None:
+        return Step.gradient
+    from adversary.informed.expected import protection  # only informed attackers know defenses
+
+    return protection(seen, rng)
