@@ -17,6 +17,7 @@ from fl_app.scoring.base import Measure
 from fl_app.scoring.metrics import METRICS
 from fl_app.scoring.target import Row, TargetScore, values_of
 from fl_app.store.files import RunError
+from fl_app.store.lines import read_lines
 from fl_app.store.runs import RunDir
 
 T = TypeVar("T")
@@ -174,10 +175,7 @@ def _object(path: Path) -> dict[str, Any]:
 def _each(path: Path, read: Callable[[dict[str, Any]], T]) -> list[T]:
     """What is read of each line of a file, if it is there; what cannot be read is named with its line."""
     found = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], 1):
-        line = json.loads(text)
-        if not isinstance(line, dict):
-            raise ValueError(f"{path} does not hold one object per line")
+    for number, line in enumerate(read_lines(path), 1):
         try:
             found.append(read(line))
         except (ValueError, KeyError, TypeError) as error:

@@ -30,6 +30,8 @@ class Outcome(NamedTuple):
     status: Literal["done", "failed"]
     reason: str = ""
     seconds: float = 0.0
+    final: bool = False
+    """Whether the target itself is the cause of a failure, so that another try would fail as well."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def run_job(job: Job) -> list[Outcome]:
             if job.task.code is not None:
                 seen = foreign.fitted(seen, task.model)
         except (CaptureError, AttackError) as error:
-            outcomes.append(Outcome(key, "failed", f"the capture cannot be used: {error}"))
+            outcomes.append(Outcome(key, "failed", f"the capture cannot be used: {error}", final=not _by_system(error)))
             continue
         seen = replace(_on(seen, job.device, moved), knowledge=job.granted.get(key, seen.knowledge))
         # An attack that is trained first is trained for the weights of each round by itself.
@@ -113,12 +115,20 @@ def run_job(job: Job) -> list[Outcome]:
     return outcomes
 
 
+def _by_system(error: BaseException | None) -> bool:
+    """Whether the operating system is the cause of an error: a right, a disk; that may pass."""
+    return error is not None and (isinstance(error, OSError) or _by_system(error.__cause__))
+
+
 def _run_group(job: Job, attack: Attack, task: Task, members: Sequence[Member]) -> list[Outcome]:
     began = time.monotonic()
     try:
         answer = _prepared(job, attack, task, members[0][1])([seen for _, seen in members], task, job.seed)
     except (ValueError, RuntimeError, OSError) as error:  # RuntimeError: out of memory, operators without a derivative
-        return [Outcome(key, "failed", f"{type(error).__name__}: {error}") for key, _ in members]
+        return [
+            Outcome(key, "failed", f"{type(error).__name__}: {error}", final=isinstance(error, AttackError))
+            for key, _ in members
+        ]
     seconds = (time.monotonic() - began) / len(members)
     outcomes = []
     for place, (key, seen) in enumerate(members):
@@ -137,7 +147,7 @@ def _run_group(job: Job, attack: Attack, task: Task, members: Sequence[Member]) 
                 save_guess(guess_path(job.out, key), answer.x[place], answer.y[place], answer.loss[place], notes)
             outcomes.append(Outcome(key, "done", "", seconds))
         except (AttackError, RunError, OSError) as error:
-            outcomes.append(Outcome(key, "failed", str(error), seconds))
+            outcomes.append(Outcome(key, "failed", str(error), seconds, final=isinstance(error, AttackError)))
     return outcomes
 
 

@@ -62,8 +62,8 @@ def attack_run(
     noise_ratio: bool = False,
     metrics: Sequence[str] = (),
     informed: bool = True,
-) -> None:
-    """Attack, score and show; every name is checked before the first attack starts."""
+) -> bool:
+    """Attack, score and show; False if some attack failed on every target. Names are checked before the first one starts."""
     run, granted, measured = RunDir.open(path), parse_grants(grants), with_plugged(metrics)
     for text in attacks:
         adversary.build(text)
@@ -73,6 +73,7 @@ def attack_run(
     judged_by = _judge(judge, experiment) if judge else None
     evaluator = ensure(experiment.dataset, split=experiment.split, training=JUDGING, console=console) if noise_ratio else None
     worker = make_worker(worker_name)
+    answered = True
     try:
         for text in attacks:
             first = Session(run, text, granted, worker)
@@ -100,6 +101,7 @@ def attack_run(
                         ).run(keys, lambda task=task, bar=bar: bar.advance(task))  # type: ignore[misc]
                 contenders.append(Contender(session, scoring, Attacker([read_attack(session.folder)])))
             _show(console, contenders)
+            answered &= any(target.done for one in contenders for target in one.attacker.targets)
             for one in informed_of(first, keys) if informed else []:
                 if one.attack is None:
                     say(console, f"{who_of(one)} left out: {one.why_not}")
@@ -109,6 +111,7 @@ def attack_run(
         raise typer.Exit(130) from None
     finally:
         worker.close()
+    return answered
 
 
 def _spans(captured: list[Key]) -> str:
@@ -141,9 +144,12 @@ def _bar(console: Console, word: str) -> Progress:
 
 def _attack(console: Console, session: Session, keys: list[Key]) -> None:
     session.describe()
-    open_ = session.pending(keys)
+    open_, before = session.pending(keys), session.failures()
     if len(open_) < len(keys):
         say(console, f"{len(keys) - len(open_)} of {len(keys)} targets were attacked before")
+    for key in [key for key in keys if key in before]:
+        then = "tried again" if key in open_ else f"not tried again: delete {os.path.relpath(session.failures_path)} for that"
+        say(console, f"round {key[0]}, client {key[1]} failed before: {before[key]} ({then})")
     if not open_:
         return
     with _bar(console, session.attack[:40]) as bar:

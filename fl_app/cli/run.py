@@ -97,7 +97,7 @@ def run_and_report(experiment: "Experiment", engine: str, start: "Start") -> Non
     if experiment.attack != "none":
         from fl_app.cli.attack import attack_run
 
-        attack_run(
+        answered = attack_run(
             console,
             finished.path,
             [experiment.attack],
@@ -105,3 +105,5 @@ def run_and_report(experiment: "Experiment", engine: str, start: "Start") -> Non
             worker_name=experiment.worker,
             informed=experiment.informed,
         )
+        if not answered:
+            raise typer.Exit(1)

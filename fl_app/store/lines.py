@@ -33,7 +33,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class LineFile:
-    """A file that lines are added to, each of them whole or not at all."""
+    """A file that lines are added to, each of them whole or not at all; it is made with the first."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,6 +41,8 @@ class LineFile:
 
     def append(self, *lines: dict[str, Any]) -> None:
         """Add lines; RunError if that fails, and then none of them is in the file."""
+        if not lines:
+            return
         left = memoryview("".join(json.dumps(line) + "\n" for line in lines).encode())
         try:
             out = self._open()
