@@ -5,7 +5,6 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from typing import Literal, Protocol
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -14,6 +13,7 @@ from fl_app.core.local import MOST_EXAMPLES, LocalRule, Tensors, finite
 from fl_app.core.observation import Observation, Visibility
 from fl_app.core.wire import WireError, to_tensors
 from strategies.fedsgd import FedSGD, Rejected, read_update
+from strategies.replies import aggregate, difference, equal, own, partition_of
 
 log = logging.getLogger("thorns")
 Payload = Literal["update", "weights"]
@@ -36,8 +36,10 @@ class Curious(Strategy):
     rounded its new weights to float32 before: a change d of a weight w comes back with a relative error of up to about
     6e-8 * |w / d|, so a change a million times smaller than its weight keeps one digit, and a smaller one is lost.
 
-    Clients have the numbers of the FedSGD roster; around another strategy, nodes are numbered as they first appear, by
-    node id. Nothing that goes wrong here reaches training: each reason is logged once, and `lost` counts what it cost.
+    Clients have the numbers of the FedSGD roster. Around another strategy they have those that all replies of the first
+    round name as "partition-id" among their metrics or config; if one does not, nodes are numbered as they first appear, by
+    node id. There, too, the rule of a client with another number of examples has the steps of as many epochs. Nothing that
+    goes wrong here reaches training: each reason is logged once, and `lost` counts what it cost.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class Curious(Strategy):
         """Node -> the weights that it was sent in this round, one object where they are the same."""
         self._copied: dict[int, Tensors] = {}
         self._numbers: dict[int, int] = {}
+        self._partitions: dict[int, int] | None = None
+        """Node -> the partition that it said it has; None before the first replies, empty if they did not all say one."""
         self._said: set[str] = set()
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
@@ -109,10 +113,43 @@ class Curious(Strategy):
             log.warning("%s: %s (training goes on; said once)", what, details or reason)
 
     def _client(self, node: int) -> int:
-        roster = self.strategy.roster.client_of if isinstance(self.strategy, FedSGD) else self._numbers
+        roster = self.strategy.roster.client_of if isinstance(self.strategy, FedSGD) else self._partitions or self._numbers
         if node not in roster:
             raise Rejected("it is from an unknown node")
         return roster[node]
+
+    def _number(self, replies: list[Message]) -> None:
+        """Learn which partitions the nodes of a strategy that is not ours have, if they say it."""
+        told = {message.metadata.src_node_id: partition_of(message) for message in replies if not message.has_error()}
+        said = {node: number for node, number in told.items() if number is not None and node in self._numbers}
+        if self._partitions is None and told:
+            self._partitions = said if len(said) == len(told) == len(set(said.values())) else {}
+            if not self._partitions:
+                names = ", ".join(f"client {number} is node {node}" for node, number in list(self._numbers.items())[:3])
+                log.warning(
+                    "clients are numbered by node id (%s, ...), not by their data: let replies carry metrics['partition-id'], "
+                    "or match them by `thorns gate --truth`",
+                    names,
+                )
+        elif self._partitions:
+            for node, number in said.items():
+                if number not in self._partitions.values():
+                    self._partitions.setdefault(node, number)
+
+    def _rule(self, number: int) -> LocalRule:
+        """The rule of a client with so many examples: as many epochs, if that can be told."""
+        if isinstance(self.strategy, FedSGD) or self.visibility == "aggregate" or number == self.rule.num_examples:
+            return self.rule
+        own = self.rule.for_examples(number)
+        if own is None:
+            reason = "a client's number of examples does not fit the rule"
+            details = f"{number} examples instead of {self.rule.num_examples}: how many steps these are cannot be told"
+            self._complain(reason, reason, f"{details}, so attacks on this client take the rule as it is, and may fail by that")
+        elif own.steps != self.rule.steps:
+            reason = "clients with other numbers of examples take other numbers of steps"
+            details = f"with {number} examples it is taken to be {own.code()}, as many epochs as {self.rule.code()}"
+            self._complain(reason, reason, f"{details}; `thorns fit-rule` checks that")
+        return own or self.rule
 
     def _remember(self, server_round: int, arrays: ArrayRecord, messages: list[Message]) -> None:
         """Take the weights from the messages, which need not carry those that the strategy was given."""
@@ -127,7 +164,7 @@ class Curious(Strategy):
         shared = to_tensors(usual)
         for node, record in sent.items():
             own = shared if record is usual else to_tensors(record)
-            self._sent[node] = shared if own is shared or _equal(own, shared) else own
+            self._sent[node] = shared if own is shared or equal(own, shared) else own
         if self.visibility == "aggregate" and any(own is not shared for own in self._sent.values()):
             self._complain(f"round {server_round} is not captured", "an aggregate over different weights explains no example")
             self._sent = {}
@@ -135,6 +172,8 @@ class Curious(Strategy):
     def _watch(self, server_round: int, replies: list[Message]) -> None:
         """Turn the replies into observations, by client."""
         seen: dict[int, Observation] = {}
+        if not isinstance(self.strategy, FedSGD) and self.visibility == "individual":
+            self._number(replies)
         for message in replies:
             node = message.metadata.src_node_id
             try:
@@ -167,13 +206,13 @@ class Curious(Strategy):
         brought, number = read_update(message, params, most, getattr(self.strategy, "weighted_by_key", "num-examples"))
         update = {name: brought[name] for name in params}
         if self.payload == "weights":
-            update = {name: _difference(value, params[name]) for name, value in update.items()}
+            update = {name: difference(value, params[name]) for name, value in update.items()}
         if not all(finite(value) for value in update.values()):
             raise Rejected("its update has values that are not finite")
         return Observation(
             params=params,
             update=update,
-            rule=self.rule,
+            rule=self._rule(number),
             num_examples=number,
             server_round=server_round,
             node_id=node,
@@ -191,38 +230,3 @@ class Curious(Strategy):
         if self.on_capture is not None:
             # Copies: what is done with them must not reach training.
             self.on_capture(replace(observation, params=self._copied[id(observation.params)], update=own(observation.update)))
-
-
-def own(tensors: Tensors) -> Tensors:
-    """Copies of tensors."""
-    return {name: value.detach().clone() for name, value in tensors.items()}
-
-
-def aggregate(seen: list[Observation]) -> Observation:
-    """What secure aggregation shows of a round: the mean of its updates weighted by their examples, and no client."""
-    first, total = seen[0], sum(one.num_examples for one in seen)
-    update = {}
-    for name, like in first.params.items():
-        # Counters among the weights (BatchNorm has one) are averaged as float64 and rounded.
-        mean = torch.zeros_like(like, dtype=like.dtype if like.is_floating_point() else torch.float64)
-        for one in seen:
-            mean.add_(one.update[name], alpha=one.num_examples / total)
-        update[name] = (mean if like.is_floating_point() else mean.round()).to(like.dtype)
-    return Observation(
-        params=first.params,
-        update=update,
-        rule=first.rule,
-        num_examples=total,
-        server_round=first.server_round,
-        client=-1,
-        visibility="aggregate",
-        knowledge=first.knowledge,
-    )
-
-
-def _difference(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    return new ^ old if new.dtype == torch.bool else new - old
-
-
-def _equal(a: Tensors, b: Tensors) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -181,6 +181,58 @@ def test_a_strategy_that_is_not_ours(tmp_path, visibility):
     assert all(one.update["count"] == 1 for one in seen if one.server_round == 1)  # FedAvg then makes it a float
 
 
+def saying_app(partition, examples=lambda _: 4):
+    """Clients whose replies name partition(client) as theirs, unless it is None."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        client = context.node_config["partition-id"]
+        number = partition(client)
+        said = {"num-examples": examples(client)} | ({} if number is None else {"partition-id": number})
+        new = {name: value + client + 1 for name, value in message.content["arrays"].to_torch_state_dict().items()}
+        return Message(RecordDict({"arrays": ArrayRecord(new), "metrics": MetricRecord(said)}), reply_to=message)
+
+    return app
+
+
+def watched(folder, app, rule=DELTA, rounds=2):
+    hook = Curious(FedAvg(fraction_evaluate=0.0), Captures(folder), rule, payload="weights")
+    hook.start(InlineGrid(app, 3, {}), ArrayRecord({"w": torch.zeros(2)}), num_rounds=rounds)
+    return Captures(folder).read_all()[0]
+
+
+@pytest.mark.parametrize(
+    ("partition", "numbers"),
+    [
+        (lambda client: 2 - client, {1: 2, 2: 1, 3: 0}),
+        (lambda _: None, {1: 0, 2: 1, 3: 2}),
+        (lambda client: -1 if client == 1 else 2 - client, {1: 0, 2: 1, 3: 2}),
+        (lambda _: 1, {1: 0, 2: 1, 3: 2}),
+        (lambda client: -1 - client, {1: 0, 2: 1, 3: 2}),
+    ],
+    ids=["all say it", "none", "not all", "the same", "impossible"],
+)
+def test_clients_have_the_numbers_that_their_replies_name(tmp_path, caplog, partition, numbers):
+    seen = watched(tmp_path, saying_app(partition))
+    assert {(one.server_round, one.node_id): one.client for one in seen} == {
+        (server_round, node): number for server_round in (1, 2) for node, number in numbers.items()
+    }
+    by_node = numbers[1] == 0
+    assert caplog.text.count("clients are numbered by node id (client 0 is node 1, client 1 is node 2") == by_node
+
+
+def test_steps_of_a_client_follow_from_its_examples(tmp_path, caplog):
+    rule = LocalRule(kind="delta", batch_size=2, steps=4, lr=0.1, examples=4, momentum=0.9)
+    seen = watched(tmp_path, saying_app(lambda client: client, lambda client: (4, 8, 3)[client]), rule)
+    steps = {one.client: one.rule for one in seen}
+    assert steps[0] == rule
+    assert steps[1] == LocalRule(kind="delta", batch_size=2, steps=8, lr=0.1, examples=8, momentum=0.9)
+    assert steps[2] == rule  # two epochs with a short last batch each: cannot be told
+    assert caplog.text.count("3 examples instead of 4: how many steps these are cannot be told") == 1
+    assert caplog.text.count("with 8 examples it is taken to be LocalRule(kind='delta', batch_size=2, steps=8") == 1
+
+
 def test_clients_that_are_sent_other_weights_are_captured_with_them(tmp_path, caplog):
     class Targeted(FedAvg):
         def configure_train(self, server_round, arrays, config, grid):
