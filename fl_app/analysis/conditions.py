@@ -27,6 +27,8 @@ class Condition:
     baseline: dict[int, float]
     """Seed -> accuracy of the undefended cell that differs in nothing else."""
     measures: Mapping[str, Measure]
+    plain: "Condition | None" = None
+    """The undefended condition that differs in nothing else."""
     asked: str | None = None
     """If it is not None, only what this attack and the informed ones derived from it came to."""
 
@@ -157,8 +159,10 @@ def conditions_of(cells: Sequence[CellResult], *, unfinished: bool = False) -> l
         varied = {key: value for key, value in cell.varied.items() if key != "attack"}  # attacks share a run
         grouped.setdefault(_key(varied), (varied, []))[1].append(cell)
     found = [Condition(number, *group, {}, measures) for number, group in enumerate(grouped.values(), 1)]
-    plain = {_key(one.others): one.accuracies for one in found if one.undefended}
-    return [replace(one, baseline=plain.get(_key(one.others), {})) for one in found]
+    plain = {_key(one.others): one for one in found if one.undefended}
+    undefended = [plain.get(_key(one.others)) for one in found]
+    pairs = zip(found, undefended, strict=True)
+    return [replace(one, baseline=other.accuracies, plain=other) if other else one for one, other in pairs]
 
 
 def _key(varied: dict[str, Any]) -> str:

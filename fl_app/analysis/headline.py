@@ -39,7 +39,7 @@ def headline(conditions: Sequence[Condition]) -> list[str]:
     for one, verdict in attacked:
         worst = one.worst()
         if worst is not None and (one.undefended or len(attacked) == 1):
-            words = "leaks" if verdict.fails else "stays within the limits"
+            words = "leaks" if verdict.fails else "stays within the limits" + " (not decided)" * (not verdict.holds)
             who = "Without a defense" if one.undefended else f"With {one.label}"
             shown = f" ({limits})" if len(attacked) == 1 else ""
             sentences.append(
@@ -52,17 +52,21 @@ def headline(conditions: Sequence[Condition]) -> list[str]:
 
 
 def _defended(judged: Sequence[tuple[Condition, Verdict]], limits: str) -> str:
-    holding = [one for one, verdict in judged if not verdict.fails]
-    failing = len(judged) - len(holding)
-    if not holding:
+    holding = [one for one, verdict in judged if verdict.holds]
+    failing = sum(verdict.fails for _, verdict in judged)
+    open_ = len(judged) - len(holding) - failing
+    undecided = f", {open_} cannot be decided, as the attacks are too weak" if open_ else ""
+    if failing == len(judged):
         return f"All {failing} defended settings fail: the worst attacker on each gets beyond the limits ({limits})."
+    if not holding:
+        return f"Of {len(judged)} defended settings none is shown to hold: {failing} fail the limits ({limits}){undecided}."
     best = max(holding, key=lambda one: mean(list(one.accuracies.values())) or 0.0)
     worst = best.worst()
     reach = f"; the worst attacker ({worst.name}) reaches {_reach(worst)}" if worst else ""
     naive = " Nobody who knows this defense attacked it." if best.informed() is None else ""
     return (
         f"{len(holding)} of {len(judged)} defended settings keep every attacker within the limits ({limits}), "
-        f"{failing} fail. Of those that hold, {best.label} keeps the most: {_accuracy(best)}{reach}.{naive}"
+        f"{failing} fail{undecided}. Of those that hold, {best.label} keeps the most: {_accuracy(best)}{reach}.{naive}"
     )
 
 
@@ -70,7 +74,7 @@ def cautions(conditions: Sequence[Condition]) -> list[str]:
     """Why the verdicts may say less than they seem to."""
     found, verdicts = [], [(one, verdict_of(one)) for one in conditions]
     for one, verdict in verdicts:
-        if one.undefended and verdict.holds:
+        if one.undefended and not verdict.fails and verdict.word != "not attacked":
             found.append(
                 "Even undefended updates stay within the limits: these attacks are too weak here to show that a defense holds."
             )

@@ -1,0 +1,45 @@
+"""What a verdict rests on: a defense holds only where the attack was strong enough to tell."""
+
+import pytest
+
+from fl_app.analysis.conditions import conditions_of
+from fl_app.analysis.headline import cautions, headline
+from fl_app.analysis.results import read_study
+from fl_app.analysis.verdict import verdict_of
+from helpers.gate import add_attack, line, make_run, make_sweep
+
+
+def study(tmp_path, undefended, defended, floor=None, who="informed"):
+    """No defense and one, each attacked: PSNR of the undefended, of the defended, of the class mean."""
+    path = make_sweep(tmp_path / "sweep", [("none", [line(psnr=undefended), line(1, psnr=undefended)]), ("sign", None)])
+    run = make_run(path / "runs/1/training", defense="sign")
+    blind = [] if floor is None else [{"floor": "class mean", **line(n, psnr=floor)} for n in range(2)]
+    add_attack(run, [line(psnr=defended), line(1, psnr=defended)], who, grants=["defense"], floors=blind)
+    return conditions_of(read_study(path).cells)
+
+
+@pytest.mark.parametrize(
+    ("undefended", "defended", "floor", "word", "reason"),
+    [
+        (30.0, 12.0, 10.0, "holds", ""),
+        (30.0, 12.0, None, "holds", ""),
+        (30.0, 16.0, 10.0, "fails", "PSNR 16.0"),
+        (30.0, 16.0, 18.0, "fails", "PSNR 16.0"),
+        (30.0, 8.0, 10.0, "not decided", "8.0 dB is below the 10.0 dB of the mean image of the class"),
+        (12.0, 11.0, 10.0, "not decided", "undefended updates stay within the limits, too"),
+    ],
+)
+def test_a_weak_attack_decides_nothing(tmp_path, undefended, defended, floor, word, reason):
+    plain, sign = study(tmp_path, undefended, defended, floor)
+    verdict = verdict_of(sign)
+    assert verdict.word == word
+    assert reason in "; ".join(verdict.reasons)
+    words = " ".join(headline([plain, sign]))
+    assert ("cannot be decided" in words) == (word == "not decided")
+    assert ("keeps the most" in words) == (word == "holds")
+
+
+def test_who_was_attacked_by_nobody_who_knows_the_defense_is_said_so(tmp_path):
+    plain, sign = study(tmp_path, 30.0, 12.0, 10.0, who="naive")
+    assert verdict_of(sign).word == "holds (naive only)"
+    assert any("know nothing of the defense: sign" in one for one in cautions([plain, sign]))
