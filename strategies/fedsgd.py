@@ -84,6 +84,8 @@ class FedSGD(Strategy):
         self._restored: Tensors = {}
         self.last_counts: dict[str, int] = {}
         """accepted, rejected, applied: how the replies of the last round were used."""
+        self.last_reasons: dict[str, str] = {}
+        """Client -> why its reply of the last round was not used."""
 
     def summary(self) -> None:
         """Log the settings."""
@@ -108,6 +110,7 @@ class FedSGD(Strategy):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Step along the mean of the valid replies; with too few of them the weights stay as they were."""
+        self.last_reasons = {}
         valid, rejected = self._valid(server_round, replies)
         if valid and not self._average(valid):
             # Only now look which reply did it: checking each of them every round would cost more than the mean.
@@ -150,6 +153,10 @@ class FedSGD(Strategy):
             return dict(self._restored)
         state = self._torch_optimizer.state[self._weights]
         return {key: torch.as_tensor(value).clone() for key, value in state.items() if value is not None}
+
+    def finite(self) -> bool:
+        """Whether the weights are finite; a sum is the cheapest look at all of them."""
+        return self._torch_optimizer is None or bool(self._weights.detach().sum(dtype=torch.float64).isfinite())
 
     def restore_optimizer(self, state: Tensors) -> None:
         """Go on from a checkpoint; call before the first round."""
@@ -209,6 +216,7 @@ class FedSGD(Strategy):
         return [valid[client] for client in sorted(valid)], rejected
 
     def _warn(self, server_round: int, client: object, reason: str) -> None:
+        self.last_reasons[str(client)] = reason
         log.warning("round %d: the reply of client %s is rejected: %s", server_round, client, reason)
 
     def _read(self, message: Message) -> Reply:

@@ -126,6 +126,8 @@ def _judge(path: Path, experiment: Experiment) -> Judge:
     theirs, kept = experiment_of(run), run.load_checkpoint()
     if kept is None or theirs.defense != "none" or theirs.dataset != experiment.dataset:
         raise RunError(f"{path} cannot judge: it must be a finished, undefended run on {experiment.dataset}")
+    if kept.server_round < theirs.rounds or not all(bool(value.isfinite().all()) for value in kept.weights.values()):
+        raise RunError(f"{path} cannot judge: it ended after round {kept.server_round} of {theirs.rounds}, or is not finite")
     check_data(path, theirs)
     return assets_of(theirs).model, kept.weights
 

@@ -150,7 +150,7 @@ app.command()(doctor)
 
 
 def main() -> None:
-    """Entry point: an error that a person can act on is one message and exit code 2, never a traceback."""
+    """Entry point: an error is one message and exit code 2 (1: a run came to nothing), never a traceback."""
     halfprecision.cap_if_known()
     try:
         with_allow(typer.main.get_command(app))()
@@ -161,7 +161,7 @@ def main() -> None:
         errors.print(
             f"[bold red]error:[/bold red] {escape(str(cause) or type(cause).__name__)}", soft_wrap=True, highlight=False
         )
-        raise SystemExit(2) from None
+        raise SystemExit(getattr(cause, "exit_code", 2)) from None
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid
 
 from fl_app.core.spec import SpecError, suggest
-from fl_app.engines.serving import MakeBeside, serve
+from fl_app.engines.beside import MakeBeside
+from fl_app.engines.serving import serve
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.config import Experiment, Value
 from fl_app.experiment.limits import check_limits

@@ -2,19 +2,18 @@
 
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from client_defenses.tools.accounting import epsilon
-from fl_app.core.observation import Observation
 from fl_app.core.wire import to_record, to_tensors
+from fl_app.engines.beside import Beside, MakeBeside
+from fl_app.engines.spent import spent
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.assets import Assets, assets_of, on_device, use_threads
 from fl_app.experiment.config import Experiment, from_run_config
@@ -23,7 +22,7 @@ from fl_app.experiment.runs import create_run, new_path
 from fl_app.experiment.utility import evaluate
 from fl_app.models import parameters_of
 from fl_app.store.captures import Captures
-from fl_app.store.files import RunError
+from fl_app.store.files import RunError, RunFailed
 from fl_app.store.locks import LOCK, alone
 from fl_app.store.runs import SLACK, Checkpoint, RunDir
 from strategies import Curious, FedDelta, FedSGD, Resumed, optimizers
@@ -39,25 +38,11 @@ class Stopped(Exception):
     """The run was asked to stop and has been kept."""
 
 
-USUAL_DELTA = 1e-5
+class Finite(NamedTuple):
+    """A round after which all was finite, and the weights after it."""
 
-
-def spent(assets: Assets, server_round: int) -> dict[str, float]:
-    """Epsilon after a round of the client with the least data; empty if the defense promises none."""
-    experiment = assets.experiment
-    if assets.defense.noise_multiplier() is None or server_round == 0:
-        return {}
-    found = epsilon(
-        assets.defense,
-        examples=min(len(share) for share in assets.shares),
-        batch_size=experiment.batch_size,
-        steps=server_round * experiment.local_steps,
-        delta=experiment.delta or USUAL_DELTA,
-        local_steps=experiment.local_steps,
-        local_examples=experiment.local_examples,
-        server_rounds=server_round,
-    )
-    return {"epsilon": found.as_drawn, "epsilon_if_sampled": found.sampled, "delta": found.delta}
+    server_round: int
+    arrays: ArrayRecord
 
 
 class RoundEnd:
@@ -67,13 +52,21 @@ class RoundEnd:
         self.assets, self.strategy, self.grid, self.run, self.watcher = assets, strategy, grid, run, watcher
         self.done = done
         self.said: set[str] = set()
+        self.stepped: Finite | None = None
+        """The last round whose weights were finite."""
+        self.scored: Finite | None = None
+        """The last round whose loss was finite, too."""
         self.began = self.kept = time.monotonic()
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Called by Strategy.start with the round and the weights after it."""
         if server_round == 0 and self.done:
+            self.stepped = self.scored = Finite(self.done, arrays)
             return None  # recorded by the run that is resumed
         server_round += self.done
+        if not self.strategy.finite():
+            self._diverged(server_round, self.stepped, "the weights are")
+        self.stepped = Finite(server_round, arrays)
         experiment = self.assets.experiment
         last = server_round == experiment.rounds
         line: dict[str, float | int] = {"round": server_round, "seconds": round(time.monotonic() - self.began, 3)}
@@ -88,6 +81,9 @@ class RoundEnd:
                 self.assets.num_classes,
                 device=self.assets.device,
             )
+            if not math.isfinite(utility.loss):
+                self._diverged(server_round, self.scored, "the loss is")
+            self.scored = self.stepped
             line |= utility._asdict()
             metrics = MetricRecord(utility._asdict())
         try:
@@ -101,6 +97,27 @@ class RoundEnd:
         if stop:
             raise Stopped
         return metrics
+
+    def _diverged(self, server_round: int, good: Finite | None, what: str) -> None:
+        """Keep the last good round, without what the optimiser remembers: that is what diverged."""
+        kept = "nothing is kept"
+        if good is not None:
+            self.run.save_checkpoint(Checkpoint(good.server_round, to_tensors(good.arrays), {}))
+            kept = f"round {good.server_round} is kept"
+        advice = "lower the learning rates or the noise of the defense"
+        raise RunFailed(f"{what} not finite after round {server_round}: the run stops, {kept}; {advice}")
+
+    def fruitless(self) -> str:
+        """Why no round changed the weights; empty if one did."""
+        rounds = [line for line in self.run.metrics() if "applied" in line]
+        if not rounds or any(line["applied"] for line in rounds):
+            return ""
+        reasons = [f"client {client}: {one_line(reason)}" for client, reason in self.strategy.last_reasons.items()]
+        why = f"; in the last one {'; '.join(reasons[:3])}" if reasons else ""
+        if any(line["accepted"] for line in rounds):
+            needed = self.assets.experiment.min_clients
+            return f"no round changed the weights: none of {len(rounds)} had the min-clients={needed} valid replies{why}"
+        return f"no reply of a client was usable in {len(rounds)} rounds, so no round changed the weights{why}"
 
     def checkpoint(self, server_round: int, arrays: ArrayRecord, *, final: bool) -> None:
         """Have every client keep its memory, then keep the server's state: in that order a crash loses nothing."""
@@ -139,22 +156,6 @@ def build_strategy(experiment: Experiment) -> FedSGD:
         min_clients=experiment.min_clients,
         weighting=experiment.weighting,
     )
-
-
-class Beside(Protocol):
-    """Something that works on captures while training goes on."""
-
-    def on_capture(self, seen: Observation) -> None:
-        """Called with each capture; must return at once."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
-
-
-MakeBeside = Callable[[RunDir, Experiment], Beside | None]
-"""Given by whoever starts a run, so that engines need not know what attacks are."""
 
 
 def curious(fedsgd: FedSGD, experiment: Experiment, run: RunDir, beside: Beside | None) -> Strategy:
@@ -224,6 +225,7 @@ def _train(
     strategy = curious(fedsgd, experiment, run, beside)
     if done:
         strategy = Resumed(strategy, done)  # outermost: the hook shall see the true rounds
+    after = RoundEnd(assets, fedsgd, grid, run, watcher, done)
     weigh = sum(value.nbytes for value in initial.values())
     run.reserve(run.checkpoint_path.stat().st_size if kept else SLACK + 3 * weigh)  # an optimiser may remember two of each
     try:
@@ -234,8 +236,10 @@ def _train(
                 num_rounds=experiment.rounds - done,
                 timeout=experiment.round_timeout,
                 train_config=ConfigRecord({"resumed-from": done} if done else {}),
-                evaluate_fn=RoundEnd(assets, fedsgd, grid, run, watcher, done),
+                evaluate_fn=after,
             )
     finally:
         run.close()
+    if reason := after.fruitless():
+        raise RunFailed(reason)
     return run

@@ -19,6 +19,13 @@ class RunError(ValueError):
     """A file or run directory that cannot be used; the message says why and what to do."""
 
 
+class RunFailed(RuntimeError):
+    """A run that came to nothing although its settings were good; the message says why."""
+
+    exit_code = 1
+    """Of the command: 2 would say that something is wrong with what was asked for."""
+
+
 @contextmanager
 def _writing(path: Path) -> Iterator[Path]:
     """A name to write a file under before it takes its place; whatever goes wrong is a RunError and leaves the old file."""

@@ -13,12 +13,13 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid
 
+from fl_app.engines.beside import MakeBeside
 from fl_app.engines.bundle import CLIENT_APP
 from fl_app.engines.grpc.certificates import Certificates, make_certificates, make_node_key
 from fl_app.engines.grpc.grid import AdaptiveGrid
 from fl_app.engines.grpc.link import Link, make_secret
 from fl_app.engines.grpc.processes import Processes, free_port, program
-from fl_app.engines.serving import MakeBeside, serve
+from fl_app.engines.serving import serve
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.config import Experiment
 from fl_app.store.runs import RunDir
