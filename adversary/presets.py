@@ -22,7 +22,6 @@ class Preset(Attack):
     """A few settings that stand for a whole `matching(...)`."""
 
     labels: LabelRule = "count"
-    compiled: bool = False
 
     @abstractmethod
     def matching(self) -> Matching:
@@ -56,6 +55,7 @@ class DLG(Preset):
     solved: Weight = 3e-6  # ours: squared gradient distance at which a target counts as found
     # Ours: a line search, and a start in U(0, 1): 22.3 dB after 500 iterations on 16 targets, against 9.7 from N(0, 1).
     init: Init = "uniform"
+    compiled: bool = False
 
     def matching(self) -> Matching:
         """L2 under L-BFGS."""
@@ -86,6 +86,7 @@ class InvertingGradients(Preset):
     signed: bool = True
     seeds: Count = 1
     init: Init = "normal"
+    compiled: bool = False
 
     def matching(self) -> Matching:
         """Cosine under Adam."""
@@ -111,6 +112,7 @@ class CosineLBFGS(Preset):
     tv: Weight = 1e-3
     iterations: Count = 1000
     init: Init = "uniform"
+    compiled: bool = False
 
     def matching(self) -> Matching:
         """Cosine under L-BFGS."""
@@ -146,5 +148,4 @@ class GradInversion(Preset):
             labels=self.labels,
             optimizer=Adam(iterations=self.iterations, lr=self.lr),
             seeds=self.seeds,
-            compiled=self.compiled,
         )

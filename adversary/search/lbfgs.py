@@ -33,7 +33,7 @@ class BatchedLBFGS:
             self._start(point, loss, gradient)
             good = torch.ones_like(loss, dtype=torch.bool)
         else:
-            allowed = self._loss + ARMIJO * self._length * self._slope
+            allowed = self._loss + ARMIJO * self._length * self._derivative
             good = (loss <= allowed) | self._loss.isinf()
             good &= loss.isfinite() & gradient.isfinite().all(1)
             self._accept(good, point, loss, gradient)
@@ -71,27 +71,27 @@ class BatchedLBFGS:
         self._aim(good)
 
     def _aim(self, chosen: Tensor) -> None:
-        """A new direction, slope and length for the chosen problems."""
+        """A new direction, its directional derivative and a length for the chosen problems."""
         direction = self._two_loops()
-        slope = (direction * self._gradient).sum(1)
-        uphill = ~(slope < 0)
+        derivative = (direction * self._gradient).sum(1)
+        uphill = ~(derivative < 0)
         direction = torch.where(uphill[:, None], -self._gradient, direction)
-        slope = torch.where(uphill, -self._gradient.square().sum(1), slope)
+        derivative = torch.where(uphill, -self._gradient.square().sum(1), derivative)
         first = (1 / self._gradient.abs().sum(1).clamp_min(1e-30)).clamp(max=1.0) * self.lr
         length = torch.where(self._fresh | uphill, first, self.lr)
         if chosen.all():
-            self._direction, self._slope, self._length = direction, slope, length
+            self._direction, self._derivative, self._length = direction, derivative, length
         else:
             self._direction = torch.where(chosen[:, None], direction, self._direction)
-            self._slope = torch.where(chosen, slope, self._slope)
+            self._derivative = torch.where(chosen, derivative, self._derivative)
             self._length = torch.where(chosen, length, self._length)
 
     def _shorten(self, bad: Tensor, loss: Tensor) -> None:
         """Shorten the step of the bad problems by the parabola through what is known, to between a tenth and a half."""
         if not bool(bad.any()):
             return
-        excess = loss - self._loss - self._length * self._slope
-        parabola = -self._slope * self._length.square() / (2 * excess)
+        excess = loss - self._loss - self._length * self._derivative
+        parabola = -self._derivative * self._length.square() / (2 * excess)
         shorter = torch.where(parabola.isfinite(), parabola, 0).clamp(0.1 * self._length, 0.5 * self._length)
         self._length = torch.where(bad, shorter, self._length)
         stuck = bad & (self._length < SHORTEST)

@@ -7,14 +7,17 @@ import torch
 
 import adversary
 import client_defenses
-from adversary import AttackError
+from adversary import AttackError, objectives, priors
 from adversary.labels import infer
 from adversary.objectives import cosine, squared_l2
 from adversary.priors import group_consistency, total_variation
+from adversary.search import observers
 from adversary.search.lbfgs import BatchedLBFGS
-from adversary.search.optimizers import Adam
+from adversary.search.optimizers import OPTIMIZERS, Adam
+from adversary.spaces import SPACES
 from client_defenses import Defense
 from fl_app import data
+from fl_app.core import spec
 from fl_app.core.local import LocalRule
 from fl_app.core.observation import Knowledge
 from fl_app.models.statistics import batchnorm_statistics
@@ -32,6 +35,14 @@ QUICK = {
 
 def test_every_attack_that_is_not_trained_first_is_tried():
     assert QUICK.keys() == {name for name in adversary.ATTACKS if not adversary.build(name).trained}
+
+
+def test_attacks_and_their_pieces_have_few_settings():
+    registries = [adversary.ATTACKS, SPACES, OPTIMIZERS, objectives.registered(), priors.registered(), observers.registered()]
+    for name, factory in [item for registry in registries for item in registry.items()]:
+        assert len(spec.settings_of(factory)) <= 10, name
+    presets = [adversary.ATTACKS[name] for name in ("dlg", "idlg", "inverting_gradients", "cosine_lbfgs", "grad_inversion")]
+    assert all(5 <= len(spec.settings_of(preset)) <= 8 for preset in presets)
 
 
 @pytest.mark.parametrize("name", sorted(QUICK))
