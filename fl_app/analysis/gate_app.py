@@ -9,7 +9,7 @@ from rich.console import Console
 
 import adversary
 from adversary import AttackError, Facts
-from fl_app.analysis.app_truth import UNEXPLAINED, Truth, errors_of, read_pairs
+from fl_app.analysis.app_truth import UNEXPLAINED, Truth, check_numbers, explained, read_pairs
 from fl_app.analysis.gate import Ruling, judge_attack, perceptual
 from fl_app.analysis.limits import Limits
 from fl_app.analysis.results import AttackResult
@@ -46,9 +46,9 @@ def judge_app(
             "name it with --truth FILE.safetensors, and the attack with --attack SPEC (docs/gate.md)"
         )
     captures = Captures(path / "captures" if (path / "captures").is_dir() else path)
-    used, doubts = read_truth(truth, captures, task)
+    used, notes, doubts = read_truth(truth, captures, task, check=defense is None)
     most, examples = max(Counter(client for _, client in used).values()), min(len(y) for _, y in used.values())
-    whole = Ruling(doubts=[] if defense else doubts)
+    whole = Ruling(doubts=doubts, notes=notes)
     whole.notes.extend(["with a defense, --truth cannot be checked against the updates"] if defense else [])
     whole.notes.extend(f"{one.path} cannot be read: {one.reason}" for one in captures.read_all()[1])
     for text in attacks:
@@ -89,13 +89,17 @@ def _attack_app(
     return AttackResult(folder, attack, attack, "attack", ("defense",) if defense else (), targets, {}, None, {})
 
 
-def read_truth(path: Path, captures: Captures, task: TaskSpec) -> tuple[Truth, list[str]]:
-    """(what the clients of an app used, as its owner says; where the captured updates do not follow from it)."""
-    pairs, model = read_pairs(path, captures, task), task.build().model
+def read_truth(path: Path, captures: Captures, task: TaskSpec, *, check: bool = True) -> tuple[Truth, list[str], list[str]]:
+    """(what the clients of an app used, as its owner says; what was made of it; where updates do not follow from it)."""
+    if not check:
+        pairs = read_pairs(path, captures, task)
+        check_numbers(path, pairs)
+        return {pair.key: (pair.x, pair.y) for pair in pairs}, [], []
+    pairs, errors, notes = explained(path, captures, task)
     doubts = [
         f"{path}: {pair.name} does not explain the captured update (relative error {error:.2g}): check the client's number, "
-        "the order of examples, --mean, --std and the rule given to Curious; name a defense with --defense"
-        for pair, error in zip(pairs, errors_of(model, pairs), strict=True)
-        if not error <= UNEXPLAINED  # also if it is nan
+        "the order of examples, --mean, --std and the rule given to Curious (thorns fit-rule); name a defense with --defense"
+        for pair, error in zip(pairs, errors, strict=True)
+        if not error <= UNEXPLAINED
     ]
-    return {pair.key: (pair.x, pair.y) for pair in pairs}, doubts
+    return {pair.key: (pair.x, pair.y) for pair in sorted(pairs, key=lambda pair: pair.key)}, notes, doubts

@@ -27,7 +27,7 @@ def fit_rule(
     ] = None,
 ) -> None:
     """Find the rule (kind, optimizer, steps, learning rate, momentum, weight decay) that explains an app's updates."""
-    from fl_app.analysis.app_truth import UNEXPLAINED, read_pairs
+    from fl_app.analysis.app_truth import UNEXPLAINED, check_numbers, read_pairs
     from fl_app.analysis.fit_rule import fit, save_with
     from fl_app.attacking.audit import captures_in, normalization, shape_of
     from fl_app.attacking.jobs import TaskSpec
@@ -37,6 +37,7 @@ def fit_rule(
     if save is not None and save.exists():
         raise ValueError(f"{save} is there already: name a new folder with --save")
     pairs, built = read_pairs(truth, seen, task), task.build().model
+    check_numbers(truth, pairs)
     with console.status("trying rules"):
         found = fit(built, pairs)
     table = Table("relative error", "rule", box=None, header_style="bold")

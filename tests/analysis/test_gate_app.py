@@ -64,6 +64,29 @@ def test_a_truth_from_which_the_updates_do_not_follow_never_passes(theirs):
     assert app_gate("--truth", save_truth(truth, images), attack="idlg(iterations=2)")[0] == PASSED
 
 
+def test_a_truth_by_other_numbers_is_given_to_the_clients_whose_updates_it_explains(theirs):
+    images = capture(theirs, "plain", clients=3)
+    turned = [images[2], images[0], images[1]]
+    truth = save_truth(theirs / "truth.safetensors", turned, labels=(2, 0, 1))
+    code, _, told = app_gate("--truth", truth)
+    assert code == LEAK
+    assert "does not explain" not in told
+    for named, client in ((0, 2), (1, 0), (2, 1)):
+        assert f"round-0001/client-{named:02d} in truth.safetensors is what client {client} used, by its update" in told
+    assert "is what client" not in app_gate("--truth", save_truth(truth, images, labels=(0, 1, 2)))[2]
+
+
+def test_a_forgotten_normalisation_is_named(theirs):
+    images = capture(theirs, "plain", inputs=lambda x: (x - 0.1307) / 0.3081)
+    truth = save_truth(theirs / "truth.safetensors", images)
+    code, _, told = app_gate("--truth", truth, attack="idlg(iterations=2)")
+    assert code == UNJUDGED
+    assert "add --mean 0.1307 --std 0.3081" in told
+    code, _, told = app_gate("--truth", truth, "--mean", "0.1307", "--std", "0.3081")
+    assert code == LEAK
+    assert "--mean" not in told
+
+
 def test_a_module_that_exits_is_no_leak(theirs):
     truth = save_truth(theirs / "truth.safetensors", capture(theirs, "plain"))
     (theirs / "script.py").write_text("import sys\nsys.exit(1)\n")
