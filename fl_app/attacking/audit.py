@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 import adversary
 import client_defenses
 from adversary import AttackError
@@ -10,6 +12,7 @@ from fl_app.attacking import foreign
 from fl_app.attacking.jobs import TaskSpec
 from fl_app.attacking.session import CaptureSession, folder_name
 from fl_app.attacking.worker import Worker
+from fl_app.core.local import local_update
 from fl_app.core.observation import Key, Knowledge
 from fl_app.core.selection import select
 from fl_app.store.captures import Captures
@@ -17,6 +20,8 @@ from fl_app.store.files import RunError
 from fl_app.store.reconstructions import guess_path, load_guess
 
 THREADS = 1  # two on two busy cores took 28 times as long for a small model; larger ones would gain a little
+BADLY = 0.1
+"""From this relative error on, a reconstruction is not what the client used under the stated model and rule."""
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 
@@ -83,6 +88,33 @@ def answers_of(session: CaptureSession, keys: list[Key]) -> list[Answer]:
         except ValueError as error:
             found.append(Answer(key, str(error)))
     return found
+
+
+def unexplained(session: AuditSession, keys: list[Key]) -> list[float]:
+    """The relative error |ours - theirs| / |theirs| of the update that follows from each reconstruction on disk."""
+    model, found = session.known.build().model, []
+    for seen in session.captures.read_all({key[0] for key in keys}, {key[1] for key in keys})[0]:
+        path = guess_path(session.folder, (seen.server_round, seen.client))
+        if not path.exists():
+            continue
+        x, y, _, _ = load_guess(path)
+        theirs = foreign.fitted(seen, model)
+        ours = local_update(model, theirs.params, x, y, theirs.rule)
+        a, b = (torch.cat([each[name].flatten() for name in theirs.update]) for each in (ours, theirs.update))
+        found.append(float((a - b).norm() / b.norm()))
+    return found
+
+
+def doubt(session: AuditSession, keys: list[Key]) -> str:
+    """One line if reconstructions do not explain the updates, which a wrong model or rule makes look safe; else empty."""
+    errors = sorted(unexplained(session, keys))
+    if session.defense or not errors or errors[len(errors) // 2] <= BADLY:
+        return ""
+    inputs = "" if session.known.normalize else "if the app normalises its inputs, name --mean and --std; "
+    return (
+        f"The reconstructions explain the updates badly (relative error {errors[len(errors) // 2]:.2g}), so this attack is no "
+        f"sign of safety: {inputs}if its clients train by another rule, see thorns fit-rule; or take more iterations"
+    )
 
 
 def captures_in(path: Path) -> Captures:

@@ -95,6 +95,8 @@ def _show(console: Console, session: AuditSession, keys: list[Key]) -> None:
         raise AttackError(f"none of the {len(keys)} targets could be attacked; the reasons are in {lines}")
     console.print(table)
     console.print("No reconstruction is scored here: a low loss only says that it explains the update.")
+    if hint := auditing.doubt(session, [answer.key for answer in done]):
+        console.print(hint, highlight=False, soft_wrap=True)
     _save_sheet(console, session, done)
     console.print(f"Results: [bold]{os.path.relpath(session.folder)}[/bold]", soft_wrap=True)
 

@@ -39,7 +39,13 @@ def test_captures_of_a_foreign_model_are_attacked(theirs):
         assert y.tolist() == [client]
         assert (x[0] - image).square().mean() < 1e-2
         assert notes["ledger"] == "nothing beyond the protocol"
-    for word in ("round 1, client 1", "individual", "nothing beyond the protocol", "No reconstruction is scored", "Results: attacks"):
+    for word in (
+        "round 1, client 1",
+        "individual",
+        "nothing beyond the protocol",
+        "No reconstruction is scored",
+        "Results: attacks",
+    ):
         assert word in text
     lines = [json.loads(line) for line in next(out.glob("*/reconstructions.jsonl")).read_text().splitlines()]
     assert [(line["status"], line["classes"], line["visibility"]) for line in lines] == [
@@ -74,6 +80,16 @@ def test_inputs_that_the_app_normalises(theirs):
     images = capture(theirs, "plain", inputs=lambda x: (x - 0.5) / 0.25)
     out, _ = go(theirs, normalize=((0.5,), (0.25,)))
     assert all((x[0] - image).square().mean() < 1e-2 for (x, *_), image in zip(guesses(out), images, strict=True))
+
+
+def test_a_forgotten_normalisation_does_not_look_safe(theirs):
+    capture(theirs, "plain", inputs=lambda x: (x - 0.5) / 0.5)
+    hint = "explain the updates badly"
+    line = next(line for line in go(theirs)[1].splitlines() if hint in line)
+    assert "name --mean and --std" in line
+    assert "thorns fit-rule" in line
+    assert hint not in go(theirs, normalize=((0.5,), (0.5,)))[1]
+    assert hint not in go(theirs, defense="none", limit=1)[1]  # a defense changes updates: nothing follows from that
 
 
 def test_a_worker_in_another_process_finds_the_model_too(theirs):
