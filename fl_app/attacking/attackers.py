@@ -26,7 +26,16 @@ def sessions_of(asked: Session, keys: list[Key], *, informed: bool) -> list[Sess
         if one.attack is not None:
             asked.who = "naive"
             text, grants = adversary.text_of(one.attack), parse_grants([*asked.grants, *one.grants])
-            told = Session(asked.run, text, grants, asked.worker, who=who_of(one), asked=asked.attack, threads=asked.threads)
+            told = Session(
+                asked.run,
+                text,
+                grants,
+                asked.worker,
+                who=who_of(one),
+                asked=asked.attack,
+                threads=asked.threads,
+                device=asked.experiment.device,
+            )
             sessions.append(told)
     return sessions
 

@@ -5,7 +5,6 @@ What is done is on disk, so that a session can be broken off and taken up again.
 
 import hashlib
 import json
-import os
 import re
 import time
 from abc import ABC, abstractmethod
@@ -21,6 +20,7 @@ from adversary import Attack
 from fl_app import data
 from fl_app.attacking.jobs import Job, Learning, Outcome, TaskSpec, parts_of
 from fl_app.attacking.worker import InlineWorker, Worker
+from fl_app.core.machine import free_threads
 from fl_app.core.observation import Key, Knowledge
 from fl_app.core.seeds import derive
 from fl_app.experiment.assets import Assets, assets_of
@@ -119,8 +119,8 @@ class CaptureSession(ABC):
         self.folder.mkdir(parents=True, exist_ok=True)
         for part in parts_of(keys, at_once, by_client=self.built.by_client):
             job = Job(
-                captures=self.captures.folder,
-                out=self.folder,
+                captures=self.captures.folder.absolute(),  # a worker of Ray may be in another directory
+                out=self.folder.absolute(),
                 attack=self.attack,
                 task=task,
                 keys=part,
@@ -157,12 +157,14 @@ class Session(CaptureSession):
         who: str = "attack",
         asked: str | None = None,
         threads: int | None = None,
+        device: str | None = None,
     ) -> None:
         self.run, self.grants, self.who, self.asked = run, grants, who, asked or attack
-        self.experiment = experiment_of(run)
+        found = experiment_of(run)
+        self.experiment = found.changed(device=device) if device else found
         check_data(run.path, self.experiment)
-        # All cores when nothing else runs; beside the training no more than a client takes.
-        free = (os.cpu_count() or 1) if isinstance(worker, InlineWorker) else self.experiment.threads
+        # What is free when nothing else runs; beside the training no more than a client takes.
+        free = free_threads() if isinstance(worker, InlineWorker) else self.experiment.threads
         folder = run.path / "attacks" / folder_name(attack, grants)
         captures = Captures(run.path / "captures")
         super().__init__(captures, folder, attack, worker, seed=self.experiment.seed, threads=threads or free)
@@ -174,7 +176,7 @@ class Session(CaptureSession):
 
     @property
     def device(self) -> str:
-        """That of the run."""
+        """That of the run, or another that was asked for."""
         return self.assets.device
 
     def task(self) -> TaskSpec:
@@ -216,7 +218,8 @@ class Session(CaptureSession):
             x, y = test.at(torch.arange(min(PUBLIC, len(test))))
             save_tensors(path, {"x": x, "y": y}, {"what": "public examples for attacks that are trained first"})
         # What depends on the weights of a round is of use to this run alone.
-        return Learning(path, self.run.path / "learned" if self.built.at_weights else data.cache_dir() / "attacks")
+        folder = self.run.path / "learned" if self.built.at_weights else data.cache_dir() / "attacks"
+        return Learning(path.absolute(), folder.absolute())
 
     def describe(self) -> None:
         """Say in the folder what is in it; the informed twin of an attack names the attack that was asked for."""

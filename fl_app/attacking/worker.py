@@ -6,9 +6,12 @@ from typing import Any, Protocol
 import torch
 
 from fl_app.attacking.jobs import Job, Outcome, run_job
+from fl_app.core.machine import ray_address
 
 log = logging.getLogger("thorns")
 TRIES = 3
+WORKER_GPUS = 0.1
+"""The share of a GPU that the worker asks for; clients leave it (`engines.ray`)."""
 
 
 class Worker(Protocol):
@@ -35,7 +38,7 @@ class InlineWorker:
 
 
 class RayWorker:
-    """Runs jobs in a Ray actor that owns the GPU if there is one; if the actor dies it is started anew and the job retried.
+    """Runs jobs in a Ray actor with a part of the GPU if there is one; if it dies it is started anew and the job retried.
 
     The actor asks Ray for no CPU, so that Flower's client actors keep all of theirs.
     """
@@ -46,11 +49,11 @@ class RayWorker:
         self._ray = ray
         self._started_ray = not ray.is_initialized()
         if self._started_ray:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(address=ray_address(), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         self._actor: Any = None
 
     def _start(self) -> Any:
-        gpus = 1 if torch.cuda.is_available() else 0
+        gpus = WORKER_GPUS if torch.cuda.is_available() else 0
         return self._ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=0)(_Actor).remote()
 
     @property

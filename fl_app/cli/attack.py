@@ -62,6 +62,8 @@ def attack_run(
     noise_ratio: bool = False,
     metrics: Sequence[str] = (),
     informed: bool = True,
+    threads: int | None = None,
+    device: str | None = None,
 ) -> bool:
     """Attack, score and show; False if some attack failed on every target. Names are checked before the first one starts."""
     run, granted, measured = RunDir.open(path), parse_grants(grants), with_plugged(metrics)
@@ -69,6 +71,8 @@ def attack_run(
         adversary.build(text)
     in_round, of_client = select(rounds, 1, "rounds"), select(clients, 0, "clients")
     experiment = experiment_of(run)
+    if device:
+        experiment = experiment.changed(device=device)
     assets = assets_of(experiment)
     judged_by = _judge(judge, experiment) if judge else None
     evaluator = ensure(experiment.dataset, split=experiment.split, training=JUDGING, console=console) if noise_ratio else None
@@ -76,7 +80,7 @@ def attack_run(
     answered = True
     try:
         for text in attacks:
-            first = Session(run, text, granted, worker)
+            first = Session(run, text, granted, worker, threads=threads, device=device)
             keys = [key for key in first.captured() if key[0] in in_round and (key[1] == -1 or key[1] in of_client)]
             if not keys:
                 raise RunError(f"{path} has {_spans(first.captured())}, none of --rounds {rounds} --clients {clients}")

@@ -50,7 +50,13 @@ def local(
     """
     from fl_app.cli.run import asked_for, run_and_report
     from fl_app.engines.grpc.local import Local, run_local
+    from fl_app.experiment.config import ConfigError, parse_assignment
 
+    named = [value for key, value in map(parse_assignment, setting or []) if key == "clients"]
+    if clients and any(value != clients for value in named):
+        raise ConfigError(
+            f"--clients {clients} and -c clients={named[-1]} say different numbers of clients: leave one of them out"
+        )
     changes = [*(setting or []), *([f"clients={clients}"] if clients else [])]
     how = Local(insecure=insecure, stock=stock, logs=logs)
     _prepare()

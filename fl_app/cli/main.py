@@ -16,13 +16,14 @@ from fl_app.cli.doctor import doctor
 from fl_app.cli.fit_rule import fit_rule
 from fl_app.cli.listing import data_app, list_
 from fl_app.cli.new import new_app
-from fl_app.cli.options import Attacks, Classes, InputShape, Mean, Metrics, Model, Place, Protection, Std
+from fl_app.cli.options import Attacks, Classes, Device, InputShape, Mean, Metrics, Model, Place, Protection, Std
 from fl_app.cli.permissions import typed, with_allow
 from fl_app.cli.report import report
 from fl_app.cli.results import export, gate
 from fl_app.cli.run import run
 from fl_app.cli.sweep import compare, sweep
 from fl_app.core import halfprecision
+from fl_app.core.machine import wait_passively
 
 # Heavy modules are imported inside the commands, so that --help answers at once.
 
@@ -45,6 +46,8 @@ def attack(
     grant: Annotated[list[str] | None, typer.Option(help="Grant the attacker: labels, defense, statistics, repeats.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="At most so many targets; 0: all.")] = 0,
     worker: Annotated[Place, typer.Option(help="Where attacks run.")] = Place.inline,
+    threads: Annotated[int, typer.Option(min=0, max=256, help="CPU threads; 0: OMP_NUM_THREADS, else all cores.")] = 0,
+    device: Annotated[Device | None, typer.Option(help="Where attacks compute; default: where the run did.")] = None,
     perceptual: Annotated[bool, typer.Option("--lpips/--no-lpips", help="Also score LPIPS.")] = True,
     judge: Annotated[
         Path | None, typer.Option(metavar="DIR", help="An undefended run whose model judges the reconstructions.")
@@ -66,6 +69,8 @@ def attack(
 
     chosen = attacks or ["inverting_gradients"]
     if model is not None:
+        if device not in (None, Device.cpu) or threads:
+            raise ValueError("--device and --threads are for runs: captures of another app are attacked on the CPU")
         from fl_app.attacking.audit import normalization, shape_of
         from fl_app.cli.audit import audit
 
@@ -99,6 +104,8 @@ def attack(
         noise_ratio=noise_ratio,
         metrics=metric or [],
         informed=informed,
+        threads=threads or None,
+        device=device.value if device else None,
     )
     if not answered:
         raise typer.Exit(1)
@@ -152,6 +159,7 @@ app.command()(doctor)
 def main() -> None:
     """Entry point: an error is one message and exit code 2 (1: a run came to nothing), never a traceback."""
     halfprecision.cap_if_known()
+    wait_passively()
     try:
         with_allow(typer.main.get_command(app))()
     except (ValueError, RuntimeError, OSError) as error:

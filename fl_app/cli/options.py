@@ -16,6 +16,14 @@ class Place(StrEnum):
     ray = "ray"
 
 
+class Device(StrEnum):
+    """Where attacks compute."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+    auto = "auto"
+
+
 Settings = Annotated[
     list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", callback=assigned, help="Change a setting.")
 ]

@@ -1,11 +1,13 @@
 """The Ray engine: Flower's own simulation, started in this process so that the command line can follow it."""
 
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from flwr.app import Context, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid, ServerApp
@@ -16,8 +18,18 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.telemetry import EventType
 
 from fl_app.client_app import app
+from fl_app.core.machine import cores, ray_address, wait_passively
 from fl_app.engines.bundle import app_toml
 from fl_app.experiment.config import Value
+
+
+def gpu_share(device: str, actors: int, gpus: int | None = None) -> float:
+    """The part of a GPU for each actor: none on the CPU, else so much that all find room beside an attack worker's tenth."""
+    there = torch.cuda.device_count() if gpus is None else gpus
+    if device == "cpu" or not there:
+        return 0.0
+    together = -(-actors // there)  # on one GPU
+    return math.floor(9000 / together) / 10000
 
 
 def run_ray(clients: int, run_config: dict[str, Value], main: Callable[[Grid, Context], None], client_cpus: float = 1) -> None:
@@ -26,8 +38,8 @@ def run_ray(clients: int, run_config: dict[str, Value], main: Callable[[Grid, Co
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Actors share the cores: threads that spin while they wait made a small gradient take 44 ms instead of 11.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    wait_passively()
+    gpus = gpu_share(str(run_config.get("device", "cpu")), min(clients, max(1, int(cores() / client_cpus))))
     server = ServerApp()
     server.main()(main)
     run = Run.create_empty(run_id=1)
@@ -50,7 +62,7 @@ def run_ray(clients: int, run_config: dict[str, Value], main: Callable[[Grid, Co
             is_app=True,
             run=run,
             backend_config={
-                "client_resources": {"num_cpus": client_cpus, "num_gpus": 0.0},
-                "init_args": {"logging_level": logging.ERROR, "log_to_driver": False},
+                "client_resources": {"num_cpus": client_cpus, "num_gpus": gpus},
+                "init_args": {"address": ray_address(), "logging_level": logging.ERROR, "log_to_driver": False},
             },
         )
