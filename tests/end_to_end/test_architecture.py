@@ -12,6 +12,7 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
+from fl_app.attacking import session
 from helpers.documents import blocks_of, commands_in, files_of
 from helpers.paths import ROOT
 
@@ -24,6 +25,7 @@ def done(tmp_path, monkeypatch, typed):
     """Does what a section says in an empty folder: writes its files, types its commands; the folder, and what was said."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(session, "PUBLIC", 200)  # trained attackers take a quarter of a minute for all
     files = files_of(PAGE)
 
     def do(section):
@@ -65,7 +67,7 @@ def test_a_defense(done):
     folder, said = done("Add a defense")
     assert "expectation" in said[0]  # of `thorns check`
     found = scores(folder / "runs" / "clipped")
-    assert found.keys() == {"naive", "informed: expected", "informed: noise-proof"}
+    assert found.keys() >= {"naive", "informed: expected", "informed: noise-proof"}
     assert sum(found["informed: expected"]) > sum(found["naive"]) + 3 * 3  # 3 dB per target
     update = load_file(folder / "runs/clipped/captures/round-0001/client-00.safetensors")
     assert max(value.abs().max() for name, value in update.items() if name.startswith("update/")) == pytest.approx(0.05)
@@ -74,7 +76,7 @@ def test_a_defense(done):
 def test_an_informed_attacker(done):
     folder, _ = done("Add an informed attacker")
     found = scores(folder / "runs" / "flip")
-    assert found.keys() == {"naive", "informed: unflipped"}
+    assert found.keys() >= {"naive", "informed: unflipped"}
     assert sum(found["informed: unflipped"]) > sum(found["naive"]) + 3 * 3  # 3 dB per target
 
 
