@@ -17,7 +17,7 @@ def last_weight(update: Tensors, num_classes: int) -> str:
     """The name of the last layer's weight, (classes, features)."""
     names = [name for name, value in update.items() if value.ndim == 2 and len(value) == num_classes]
     if not names:
-        raise AttackError("the model has no last layer with one row a class, so labels cannot be inferred: grant them")
+        raise AttackError("the model has no last layer with one row per class, so labels cannot be inferred: grant them")
     return names[-1]
 
 

@@ -153,7 +153,7 @@ def train(message: Message, context: Context) -> Message:
     arrays, record = message.content["arrays"], message.content["config"]
     if not isinstance(arrays, ArrayRecord) or not isinstance(record, ConfigRecord):
         raise Refused("a training request brings the records 'arrays' and 'config'")
-    config: Request = dict(record.items())  # a plain dict: Flower's own takes microseconds a look-up
+    config: Request = dict(record.items())  # a plain dict: Flower's own takes microseconds per look-up
     server_round = check_request(config, experiment)
     use_threads(experiment.threads)
     assets = own_assets(own, experiment, client) if own else assets_of(experiment)

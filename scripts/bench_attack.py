@@ -131,7 +131,7 @@ def breaching(number: int, iterations: int) -> None:
 
 
 def run_breaching(x: Tensor, y: Tensor, seen: list[Observation], task: Task, iterations: int) -> tuple[Tensor | None, float]:
-    """(reconstructions, target-iterations a second) of the breaching package, or (None, nan) without it."""
+    """(reconstructions, target-iterations per second) of the breaching package, or (None, nan) without it."""
     try:
         import breaching as package
     except ImportError as error:

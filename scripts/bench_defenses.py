@@ -3,7 +3,7 @@
 
     .venv/bin/python scripts/bench_defenses.py                         # LeNet, CIFAR-10 shapes, batch 128
     .venv/bin/python scripts/bench_defenses.py --model "resnet18(norm='group')" --batch 32 --repeat 3 --only dp_sgd,soteria
-    .venv/bin/python scripts/bench_defenses.py --only soteria --batch 8 --slow      # with one backward pass a neuron
+    .venv/bin/python scripts/bench_defenses.py --only soteria --batch 8 --slow      # with one backward pass per neuron
     .venv/bin/python scripts/bench_defenses.py --only refiner,fedem --parts         # beside the passes that they are made of
 
 Images are uniform noise. "Refiner" are the seconds of that paper's Table 4 (batch 128, an A10 GPU; it has no undefended
@@ -163,7 +163,7 @@ def _learning(name: str, training: EvaluatorTraining, shape: tuple[int, int, int
     if name == "paper":
         few, images = 3, torch.rand(128, *shape, generator=torch.Generator().manual_seed(0))
         taken = seconds(lambda: train(images, replace(training, steps=few))) / few
-        print(f"    to train: {taken:.2f} s a step, {training.steps} steps, extrapolated {taken * training.steps / 3600:.1f} h")
+        print(f"    to train: {taken:.2f} s per step, {training.steps} steps, extrapolated {taken * training.steps / 3600:.1f} h")
         return
     for dataset in ("mnist", "fashion_mnist", "cifar10"):
         error = noise_error(load(ensure(dataset)), data.load(dataset).test.at(slice(0, 500))[0])
@@ -183,7 +183,7 @@ def ways(options: argparse.Namespace) -> dict[str, Callable[[Step], object]]:
     found["clipped sum by layers"] = lambda step: per_example.by_layers(step, 1.0)
     found["clipped sum by vmap"] = lambda step: per_example.by_vmap(step, 1.0)
     if options.slow:
-        found["soteria, a backward a neuron"] = soteria_loop
+        found["soteria, one backward per neuron"] = soteria_loop
     wanted = [part for part in options.only.split(",") if part]
     return {name: way for name, way in found.items() if not wanted or any(part in name for part in wanted)}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Rounds a second of a bare PyTorch loop, of the inline engine and of Flower's Ray simulation, on the same work.
+"""Rounds per second of a bare PyTorch loop, of the inline engine and of Flower's Ray simulation, on the same work.
 
     .venv/bin/python scripts/bench_rounds.py            # LeNet, MNIST, 4 clients, batch 8; then ResNet-18, CIFAR-10, batch 16
     .venv/bin/python scripts/bench_rounds.py --quick    # without Ray
@@ -39,7 +39,7 @@ class Clock(Watcher):
         self.times[line["round"]] = time.perf_counter()
 
     def rate(self, warm: int) -> float:
-        """Rounds a second after `warm` rounds."""
+        """Rounds per second after `warm` rounds."""
         last = max(self.times) - 1
         return (last - warm) / (self.times[last] - self.times[warm])
 

@@ -1,1 +1,1 @@
-"""`thorns`: one file a command."""
+"""`thorns`: one file per command."""

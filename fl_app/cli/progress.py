@@ -15,7 +15,7 @@ from fl_app.store.runs import RunDir
 
 
 class ProgressBar(Watcher):
-    """Round, accuracy, rounds a second and time left; the first Ctrl-C ends the run after the round, the second at once."""
+    """Round, accuracy, rounds per second and time left; the first Ctrl-C ends the run after the round, the second at once."""
 
     def __init__(self, console: Console, engine: str) -> None:
         self.console, self.engine = console, engine

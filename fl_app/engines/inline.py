@@ -53,7 +53,7 @@ class InlineGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """The nodes, one a client."""
+        """The nodes, one per client."""
         return self.contexts.keys()
 
     def _answer(self, message: Message) -> Message:

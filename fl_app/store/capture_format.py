@@ -79,7 +79,7 @@ def check(seen: Observation) -> None:
         raise CaptureError(f"its labels are not {seen.num_examples} classes")
     for name, value in seen.knowledge.statistics.items():
         if value.ndim != 2 or len(value) != 2 or not value.is_floating_point():
-            raise CaptureError(f"its statistics of {name[:80]} are not a mean and a variance a channel")
+            raise CaptureError(f"its statistics of {name[:80]} are not a mean and a variance per channel")
 
 
 def read_model(path: Path, server_round: int) -> Model:

@@ -2,7 +2,7 @@
 
 environment.json         versions, machine and command it was started with
 experiment.toml          every setting; `thorns run --config` takes it
-metrics.jsonl            one JSON object a line, as the run goes
+metrics.jsonl            one JSON object per line, as the run goes
 checkpoint.safetensors   weights and optimiser after the last kept round
 clients/round-000120/    what the defenses of the clients remember, as of that round
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable
 class Backoff:
     """Pauses between looks: a share of the wait so far, or of the last wait if that was longer, within limits.
 
-    So a look is late by about a tenth of a round, whatever a round takes, and costs about a dozen requests a round; an idle
+    So a look is late by about a tenth of a round, whatever a round takes, and costs about a dozen requests per round; an idle
     node looks every `longest` seconds.
     """
 
