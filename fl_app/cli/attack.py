@@ -9,16 +9,16 @@ import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 import adversary
 from fl_app.analysis.attackers import WORST_OF_ALL, Attacker, worst_informed
 from fl_app.analysis.results import read_attack
 from fl_app.attacking.attackers import AT_ONCE, informed_of, sessions_of, who_of
-from fl_app.attacking.jobs import Outcome
+from fl_app.attacking.jobs import Outcome, parts_of
 from fl_app.attacking.session import Session
 from fl_app.attacking.worker import make_worker
+from fl_app.cli.attack_bar import AttackBar, Terminated, bar_of, terminable
 from fl_app.core.observation import Key
 from fl_app.core.selection import select
 from fl_app.experiment.assets import assets_of
@@ -89,9 +89,9 @@ def attack_run(
                 knowledge_of(assets, granted, key, None)  # refuse a false grant before any work
             contenders: list[Contender] = []
             for session in sessions_of(first, keys, informed=informed):
-                with session.alone():
+                with session.alone(), terminable():
                     _attack(console, session, keys)
-                    with _bar(console, "scoring") as bar:
+                    with bar_of(console, "scoring") as bar:
                         task = bar.add_task("", total=len(keys))
                         scoring = Scoring(
                             assets,
@@ -110,9 +110,9 @@ def attack_run(
                 if one.attack is None:
                     say(console, f"{who_of(one)} left out: {one.why_not}")
             _picture(console, contenders)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as end:
         console.print("Stopped. What was finished is kept; the same command goes on.")
-        raise typer.Exit(130) from None
+        raise typer.Exit(143 if isinstance(end, Terminated) else 130) from None
     finally:
         worker.close()
     return answered
@@ -136,18 +136,6 @@ def _judge(path: Path, experiment: Experiment) -> Judge:
     return assets_of(theirs).model, kept.weights
 
 
-def _bar(console: Console, word: str) -> Progress:
-    return Progress(
-        TextColumn(word, markup=False),
-        MofNCompleteColumn(),
-        BarColumn(24),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-    )
-
-
 def _attack(console: Console, session: Session, keys: list[Key]) -> None:
     session.describe()
     open_, before = session.pending(keys), session.failures()
@@ -158,11 +146,11 @@ def _attack(console: Console, session: Session, keys: list[Key]) -> None:
         say(console, f"round {key[0]}, client {key[1]} failed before: {before[key]} ({then})")
     if not open_:
         return
-    with _bar(console, session.attack[:40]) as bar:
-        task = bar.add_task("", total=len(open_))
+    jobs = [len(part) for part in parts_of(open_, AT_ONCE, by_client=session.built.by_client)]
+    with AttackBar(console, session.attack, jobs) as bar:
 
         def on_done(outcomes: list[Outcome]) -> None:
-            bar.advance(task, len(outcomes))
+            bar.job_done()
             for outcome in outcomes:
                 if outcome.status == "failed":
                     say(console, f"round {outcome.key[0]}, client {outcome.key[1]} failed: {outcome.reason}")

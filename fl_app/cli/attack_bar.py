@@ -1,0 +1,91 @@
+"""How far an attack is: a bar that moves within a job, and where nobody sees a bar a line now and then."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from adversary.search.progress import report
+from fl_app.sweeps.live import say, spoken
+
+LINE_SECONDS = 30.0
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends an attack as Ctrl-C does."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM end what is inside as Ctrl-C would."""
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def bar_of(console: Console, word: str) -> Progress:
+    """A bar with what is done, and the time that is left."""
+    return Progress(
+        TextColumn(word, markup=False),
+        MofNCompleteColumn(),
+        BarColumn(24),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+class AttackBar:
+    """Follows the jobs of an attack, given the number of targets in each."""
+
+    def __init__(self, console: Console, attack: str, jobs: Sequence[int]) -> None:
+        self._console, self._attack, self._jobs = console, attack[:40], list(jobs)
+        self._total, self._done, self._within = sum(jobs), 0, 0.0
+        self._bar = bar_of(console, self._attack)
+        self._task = self._bar.add_task("", total=self._total)
+
+    def __enter__(self) -> Self:
+        self._token = report.set(self._iteration)
+        self._began = self._said = time.monotonic()
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        report.reset(self._token)
+        self._bar.stop()
+
+    def job_done(self) -> None:
+        """A job has ended."""
+        self._done, self._within = self._done + self._jobs.pop(0), 0.0
+        self._show()
+
+    def _iteration(self, iteration: int, iterations: int) -> None:
+        """The search of the present job is this far; a second search in the same job does not turn the bar back."""
+        self._within = max(self._within, min(1.0, iteration / max(1, iterations)))
+        self._show()
+
+    def _show(self) -> None:
+        completed = self._done + self._within * (self._jobs[0] if self._jobs else 0)
+        self._bar.update(self._task, completed=completed)
+        now = time.monotonic()
+        if self._console.is_terminal or now - self._said < LINE_SECONDS or not completed:
+            return
+        self._said, share = now, completed / self._total
+        left = spoken((now - self._began) * (1 - share) / share)
+        say(self._console, f"{self._attack}: {share:.0%} of {self._total} targets, about {left} left")
