@@ -34,6 +34,14 @@ def _leave(number: int, frame: FrameType | None) -> None:
     _terminated(number, frame)
 
 
+def _address(text: str) -> str:
+    """HOST:PORT with a port that there is; said here, as Flower would answer with a traceback."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise typer.BadParameter(f"{text!r} is not HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:9092")
+    return text
+
+
 @app.command()
 def local(
     clients: Annotated[int | None, typer.Option(min=1, help="Number of clients; the same as -c clients=N.")] = None,
@@ -70,7 +78,9 @@ def local(
 @app.command()
 def server(
     keys: Annotated[Path, typer.Argument(metavar="DIR", help="ca.crt, server.crt, server.key and the clients' *.pub.")],
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients connect.")] = "0.0.0.0:9092",
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", callback=_address, help="Where clients connect.")
+    ] = "0.0.0.0:9092",
     setting: Settings = None,
     config: Config = None,
     resume: Resume = None,
@@ -97,7 +107,7 @@ def server(
 
 @app.command()
 def client(
-    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The SuperLink's Fleet API.")],
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", callback=_address, help="The SuperLink's Fleet API.")],
     node_config: Annotated[
         str,
         typer.Option(

@@ -1,9 +1,10 @@
 """`thorns list` and `thorns data`: what there is, and which data sets are here."""
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,9 +12,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from fl_app.cli.permissions import typed
-
-if TYPE_CHECKING:
-    from client_defenses import Defense
 
 # Heavy modules are imported inside the commands, so that --help answers at once.
 
@@ -58,32 +56,35 @@ REGISTRIES = {
 """Modules by name: each is imported only when it is listed."""
 
 
-def list_(kind: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
-    """List what a setting can be, with its own settings and their defaults; also what installed packages bring."""
+def list_(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    name: Annotated[str | None, typer.Argument(help="One of them: what its settings mean, may be and are.")] = None,
+) -> None:
+    """List what a setting can be, one line each; with a name, the meaning, choices and default of its settings."""
+    if name is not None:
+        _explain(kind, name)
+        return
     from fl_app import engines
     from fl_app.core import spec
     from fl_app.experiment.config import Experiment
 
-    table = Table("name", "settings", "what it is", box=None, header_style="bold")
-    if kind is Kind.defenses:
-        table = Table("name", "what it is; its settings; what an attacker does who knows it", box=None, header_style="bold")
-        for name, defense in _registry(kind).items():
-            lines = _defense(defense)
-            table.add_row(name, "\n".join(line for line in lines if line), end_section=True)
-    elif kind is Kind.metrics:
+    table = Table("name", "what it is", box=None, header_style="bold")
+    if kind is Kind.metrics:
         for name, metric in _registry(kind).items():
-            table.add_row(name, "", f"{metric.title}{f' in {metric.unit}' if metric.unit else ''}")
+            table.add_row(name, f"{metric.title}{f' in {metric.unit}' if metric.unit else ''}")
     elif kind is Kind.engines:
         for name, engine in engines.ENGINES.items():
-            table.add_row(name, "", engine.about)
+            table.add_row(name, engine.about)
     elif kind is Kind.settings:
         table = Table("name", "default", "what it is", box=None, header_style="bold")
         for name, value in Experiment().run_config().items():
             table.add_row(name, repr(value), Experiment.model_fields[name.replace("-", "_")].description)
     else:
         for name, factory in _registry(kind).items():
-            table.add_row(name, *map(escape, spec.describe(factory)))
+            table.add_row(name, escape(spec.describe(factory)[1]))
     console.print(table)
+    if kind in PLUGGED or kind in REGISTRIES:
+        console.print(f"The settings of one of them: thorns list {kind.value} NAME", highlight=False)
     if kind in PLUGGED:
         _say_installed(PLUGGED[kind], _registry(kind))
 
@@ -95,12 +96,35 @@ def _registry(kind: Kind) -> Mapping[str, Any]:
     return found
 
 
-def _defense(kind: "type[Defense]") -> list[str]:
-    from adversary.informed import words
-    from fl_app.core import spec
+def _explain(kind: Kind, name: str) -> None:
+    """Print one registered thing, or one plugged in, with its settings."""
+    from fl_app.cli.explain import explain
+    from fl_app.core import plugins, spec
+    from fl_app.experiment.config import Experiment
 
-    settings, about = spec.describe(kind)
-    return [escape(about), f"[dim]{escape(settings)}[/dim]", f"[italic]attacker: {escape(words(kind))}[/italic]"]
+    if kind is Kind.settings:
+        settings = Experiment().run_config()
+        if name not in settings:
+            raise spec.SpecError(f"unknown setting '{name}'; {spec.suggest(name, settings)}")
+        about = Experiment.model_fields[name.replace("-", "_")].description
+        console.print(f"{name} = {settings[name]!r}: {about}", markup=False, highlight=False, soft_wrap=True)
+        return
+    if kind in (Kind.engines, Kind.metrics):
+        raise spec.SpecError(f"{kind.value} have no settings: thorns list {kind.value} says what they are")
+    registry, word = _registry(kind), PLUGGED.get(kind, kind.value.removesuffix("s"))
+    factory: Any = registry.get(name) or (plugins.find(word, name) if kind in PLUGGED else None)
+    if factory is None:
+        raise spec.SpecError(f"unknown {word} '{name}'; {spec.suggest(name, registry)}")
+    console.print(f"{name}: {inspect.getdoc(factory) or ''}", markup=False, highlight=False, soft_wrap=True)
+    if kind is Kind.defenses:
+        from adversary.informed import words
+
+        console.print(f"An attacker who knows it: {words(factory)}", markup=False, highlight=False, soft_wrap=True)
+    table = Table("setting", "default", "may be", "what it is", box=None, header_style="bold")
+    found = explain(factory)
+    for one in found:
+        table.add_row(*map(escape, one))
+    console.print(table if found else "It has no settings.")
 
 
 def _say_installed(word: str, ours: Mapping[str, Any]) -> None:

@@ -64,7 +64,10 @@ def attack(
     std: Std = "",
     defense: Protection = None,
 ) -> None:
-    """Attack the captures of a run, score the reconstructions and show them; what is done already is not done again."""
+    """Attack the captures of a run, score the reconstructions and show them; what is done already is not done again.
+
+    Without --attack it is inverting_gradients.
+    """
     from fl_app.cli.attack import attack_run
 
     chosen = attacks or ["inverting_gradients"]
@@ -156,6 +159,13 @@ app.add_typer(deploy_app, name="deploy")
 app.command()(doctor)
 
 
+def _said(error: BaseException) -> str:
+    """What an error says, for people: of the operating system's, the file and the reason without the number."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror.lower()}"
+    return str(error) or type(error).__name__
+
+
 def main() -> None:
     """Entry point: an error is one message and exit code 2 (1: a run came to nothing), never a traceback."""
     halfprecision.cap_if_known()
@@ -166,9 +176,7 @@ def main() -> None:
         if os.environ.get("THORNS_DEBUG"):
             raise
         cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ else error
-        errors.print(
-            f"[bold red]error:[/bold red] {escape(str(cause) or type(cause).__name__)}", soft_wrap=True, highlight=False
-        )
+        errors.print(f"[bold red]error:[/bold red] {escape(_said(cause))}", soft_wrap=True, highlight=False)
         raise SystemExit(getattr(cause, "exit_code", 2)) from None
 
 

@@ -216,7 +216,7 @@ def single(kind: str, text: str) -> Part:
     """The one part of a spec that must not be a sum."""
     parts = parse(text)
     if len(parts) != 1:
-        raise SpecError(f"a {kind} is one name(...), not a sum: {text!r}")
+        raise SpecError(f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} is one name(...), not a sum: {text!r}")
     return parts[0]
 
 

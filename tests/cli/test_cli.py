@@ -105,6 +105,40 @@ def test_everything_can_be_listed(kind, names, typed):
     assert all(name in shown for name in names)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("attacks", "cosine_lbfgs"), ["tv", "0.001", "total", "'joint'", "iterations", "1000"]),
+        (("attacks", "matching"), ["searched side", "cosine", "a list of"]),
+        (("defenses", "prune"), ["ratio", "0.9", "float >= 0 <= 1", "'tensor'", "An attacker who knows it"]),
+        (("models", "lenet5"), ["activation", "'relu', 'sigmoid'"]),
+        (("datasets", "imagefolder"), ["path", "must be given"]),
+        (("defenses", "none"), ["It has no settings."]),
+        (("settings", "local-momentum"), ["local-momentum = 0.0: momentum of local SGD"]),
+    ],
+)
+def test_the_settings_of_one_thing_are_explained(words, told, typed):
+    shown = typed("list", *words).stdout
+    assert all(word in shown for word in told), shown
+
+
+def test_every_setting_has_a_meaning():
+    from fl_app.cli.explain import explain
+
+    for registry in (adversary.ATTACKS, client_defenses.DEFENSES, models.MODELS, DATASETS):
+        for name, factory in registry.items():
+            assert [one.name for one in explain(factory) if not one.meaning or not one.choices] == [], name
+
+
+def test_a_name_that_is_not_there_is_answered_with_the_closest(typed):
+    done = typed("list", "attacks", "idgl")
+    assert done.returncode == 2
+    assert done.stderr.count("did you mean 'idlg'") == 1
+    assert "have no settings" in typed("list", "engines", "ray").stderr
+    with pytest.raises(ValueError, match=r"^an attack is one name"):
+        adversary.build("idlg + dlg")
+
+
 def test_data_commands(typed):
     assert "mnist" in typed("data", "list").stdout
     assert typed("data", "path", "mnist").stdout.strip().endswith("mnist.safetensors")

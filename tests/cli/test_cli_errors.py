@@ -10,6 +10,7 @@ from rich.console import Console
 from fl_app import engines
 from fl_app.cli import run as cli
 from fl_app.cli.attack import attack_run
+from fl_app.cli.main import _said
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.config import ConfigError
 from fl_app.store.files import RunError
@@ -63,3 +64,26 @@ def test_a_run_given_to_sweep_is_refused_with_what_to_do(small, tmp_path):
     (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({"round": 0}))
     with pytest.raises(RunError, match=r"run is not the folder of a sweep"):
         command.sweep(told, tmp_path / "run", None, 1, dry_run=True)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1", "127.0.0.1:x", ":9092", "host:0"])
+def test_an_address_that_cannot_be_one_is_refused_first(typed, tmp_path, address):
+    for words in (("server", str(tmp_path), "--address", address), ("client", "--superlink", address)):
+        done = typed("deploy", *words)
+        assert done.returncode == 2
+        assert "HOST:PORT" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_errors_of_the_system_name_the_file_without_a_number(tmp_path):
+    (tmp_path / "file").touch()
+    told = []
+    for call in (lambda: (tmp_path / "file").mkdir(), lambda: (tmp_path / "none").read_text()):
+        with pytest.raises(OSError, match="Errno") as error:
+            call()
+        told.append(_said(error.value))
+    assert told == [f"{tmp_path / 'file'}: file exists", f"{tmp_path / 'none'}: no such file or directory"]
+
+
+def test_the_help_of_attack_names_its_default(typed):
+    assert "inverting_gradients" in typed("attack", "--help").stdout
