@@ -36,7 +36,7 @@ class AttackResult(NamedTuple):
     grants: tuple[str, ...]
     targets: list[TargetScore]
     floors: dict[str, list[Row]]
-    """Blind guesses on the same targets; empty for informed attackers, whose naive twin has them."""
+    """Blind floors on the same targets; empty for informed attackers, whose naive twin has them."""
     seconds: float | None
     measures: dict[str, Measure]
     """Plugged-in metrics, as metrics.json describes them."""
@@ -160,7 +160,7 @@ def read_attack(folder: Path) -> AttackResult:
     targets = _each(folder / "scores.jsonl", TargetScore.from_dict)
     for key in {key for one in targets for key in one.values} - METRICS.keys() - measures.keys():
         measures[key] = Measure(title=key, higher_leaks=True, shown="files")  # nobody says what it is
-    timing = _each(folder / "timing.jsonl", lambda line: float(line["seconds"]))
+    timing = _each(folder / "timing.jsonl", lambda line: float(line["seconds"]), whole=False)
     told = about["asked"], about["attack"], about["who"], tuple(about["grants"])
     return AttackResult(folder, *told, targets, floors, sum(timing) if timing else None, measures)
 
@@ -172,10 +172,10 @@ def _object(path: Path) -> dict[str, Any]:
     return found
 
 
-def _each(path: Path, read: Callable[[dict[str, Any]], T]) -> list[T]:
+def _each(path: Path, read: Callable[[dict[str, Any]], T], *, whole: bool = True) -> list[T]:
     """What is read of each line of a file, if it is there; what cannot be read is named with its line."""
     found = []
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(read_lines(path, whole=whole), 1):
         try:
             found.append(read(line))
         except (ValueError, KeyError, TypeError) as error:

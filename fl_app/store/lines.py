@@ -8,8 +8,11 @@ from typing import Any, BinaryIO
 from fl_app.store.files import RunError, unwritten
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects in a file, none if there is no file; a cut-off last line is dropped, any other damage named with its line."""
+def read_lines(path: Path, *, whole: bool = False) -> list[dict[str, Any]]:
+    """The objects in a file, none if there is no file; a cut-off last line is dropped, any other damage named with its line.
+
+    Of a file that is written as a `whole` no crash cuts off a line: there it is damage, too, and a result would be missing.
+    """
     try:
         texts = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -23,7 +26,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             line = json.loads(text)
         except ValueError as error:  # also of bytes that are no UTF-8
-            if number == len(texts):  # what ends without a line break was being written
+            if number == len(texts) and not whole:  # what ends without a line break was being written
                 break
             raise RunError(f"{path}, line {number} is damaged: {error}") from None
         if not isinstance(line, dict):

@@ -91,7 +91,7 @@ def test_what_was_not_attacked_never_passes(tmp_path):
 def test_a_defended_run_that_only_the_naive_attacked_says_so(tmp_path):
     code, _, told = run_gate(make_run(tmp_path / "run", [line()], defense="prune(ratio=0.9)"))
     assert code == PASSED
-    assert "nobody attacked who knows the defense" in told
+    assert "there was no informed attack" in told
 
 
 def test_a_sweep_is_judged_cell_by_cell_without_its_baseline(tmp_path):
@@ -127,7 +127,7 @@ def test_a_sweep_is_judged_cell_by_cell_without_its_baseline(tmp_path):
         ("attacks/attack-idlg/attack.json", "[" * 100_000, "attack.json is damaged"),
         ("attacks/attack-idlg/attack.json", '{"asked": 3, "attack": "a", "who": "b", "grants": []}', "asked must be str"),
         ("attacks/attack-idlg/floors.jsonl", '{"floor": "noise", "psnr": []}', "psnr must be int or float"),
-        ("metrics.jsonl", "[1, 2]", "round must be int"),
+        ("metrics.jsonl", "[1, 2]", "does not hold one object"),
         ("metrics.jsonl", '{"round": "1", "seconds": 1}', "round must be int, not '1'"),
         ("experiment.toml", "clients = 0", "does not fit this version"),
         ("environment.json", "{", "environment.json is damaged"),
