@@ -66,7 +66,7 @@ class Defense(Checked):
     """A transform of what a client learns from or sends; no hook may change its inputs in place."""
 
     informed_by: ClassVar[str] = ""
-    """`module:function` that gives the attackers who know this defense; empty: they match through `expected`."""
+    """`module:function` that gives the informed attackers of this defense; empty: they match through `expected`."""
 
     def on_start(self, step: Step, memory: Memory) -> None:
         """Learn from all examples of a client, which are the step's x and y, before its first round; the memory keeps it."""
@@ -88,7 +88,7 @@ class Defense(Checked):
         return self.transform(grads, memory)
 
     def expected(self, grads: Tensors) -> Tensors:
-        """What an attacker who knows the defense expects to see of a gradient: without draws, and usefully differentiable.
+        """What an informed attacker expects to see of a gradient: without draws, and usefully differentiable.
 
         It runs under vmap and is differentiated; a transform whose own derivative is zero (rounding, signs) has that of the
         identity here.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What each defense leaks to the attackers who know it: single updates of LeNet on test images, with intervals.
+"""What each defense leaks to informed attackers: single updates of LeNet on test images, with intervals.
 
     .venv/bin/python scripts/bench_informed.py                            # images and a network that nothing was tuned on
     .venv/bin/python scripts/bench_informed.py --dataset cifar10 --only dp_sgd

@@ -1,4 +1,4 @@
-"""Attackers who know the defense: a defense is as good as its worst attacker, so they stand beside the naive one."""
+"""Informed attackers, who know the defense: a defense is as good as its worst attacker, so they stand beside the naive one."""
 
 import inspect
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def variants_of(kind: type[Defense]) -> Variants:
 
 
 def words(kind: type[Defense]) -> str:
-    """What an attacker who knows a kind of defense does, for people."""
+    """What an informed attacker does about a kind of defense, for people."""
     return (inspect.getdoc(variants_of(kind)) or "").partition("\n")[0]
 
 

@@ -1,4 +1,4 @@
-"""Latent perturbation: the attacker who knows the law of the noise puts its mean on the latent of his own model."""
+"""Latent perturbation: an informed attacker puts the mean of the noise on the latent of its own model."""
 
 from copy import deepcopy
 from dataclasses import dataclass

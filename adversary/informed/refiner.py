@@ -1,4 +1,4 @@
-"""Refiner (its section 4.4 and Appendix M, and its noise-blended start): what an attacker who knows it can use."""
+"""Refiner (its section 4.4 and Appendix M, and its noise-blended start): what an informed attacker can use."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -13,7 +13,7 @@ from adversary.search.observers import Observer
 from adversary.search.optimizers import Adam
 
 PRIOR = 0.03
-"""The least total variation of an attacker who knows that what it sees is noisy (ours, chosen on 8 MNIST images)."""
+"""The least total variation of an informed attacker on noisy updates (ours, chosen on 8 MNIST images)."""
 
 
 class Variant(NamedTuple):

@@ -71,7 +71,7 @@ class Ridge(Attack):
         return [Informed("", self, "learns through the defense")]
 
     def cost(self, examples: int, rule: LocalRule) -> float:
-        """A few iterations' worth per target: nearly all of its work is done before."""
+        """As much as a few iterations per target: nearly all of its work is done before."""
         return 100.0 * examples * rule.steps
 
 

@@ -8,7 +8,7 @@ from fl_app.scoring.base import Measure
 from fl_app.scoring.score import Summary, summarize
 from fl_app.scoring.target import Row, TargetScore
 
-WORST_OF_ALL = "the worst of all attackers by each measure, the naive ones included: who knows the defense can ignore it"
+WORST_OF_ALL = "the worst of all attackers by each measure, the naive ones included: an informed one can ignore what it knows"
 """What the figures of 'informed' are, for legends."""
 
 
@@ -67,7 +67,7 @@ class Attacker:
         return sum(times) if times else None
 
     def floors(self) -> dict[str, list[Row]]:
-        """The blind guesses on the same targets."""
+        """The blind floors on the same targets."""
         found: dict[str, list[Row]] = {}
         for part in self.parts:
             for name, rows in part.floors.items():

@@ -13,7 +13,7 @@ from fl_app.scoring.metrics import METRICS
 from fl_app.scoring.target import Row
 
 APART = ("dataset", "split", "partition", "model", "targets")
-"""Settings between which accuracies or leakage are not compared: each combination has its own curves and blind guesses."""
+"""Settings between which accuracies or leakage are not compared: each combination has its own curves and blind floors."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def measures_shown(conditions: Sequence[Condition], *places: str) -> dict[str, M
 
 
 def floors_of(conditions: Sequence[Condition]) -> dict[str, list[Row]]:
-    """The blind guesses that conditions share: those of the undefended one if it was attacked, else of the first with any."""
+    """The blind floors that conditions share: those of the undefended one if it was attacked, else of the first with any."""
     for one in sorted(conditions, key=lambda one: not one.undefended):
         for attacker in one.attackers:
             if found := attacker.floors():

@@ -132,7 +132,7 @@ def _gaps(cell: CellResult, attacks: Collection[str]) -> Ruling:
     captured = len(Captures(run.path / "captures").paths()) if run else 0
     left = [(one, captured - len(one.targets)) for one in found]
     naive = run and run.experiment.defense != "none" and found and not any("defense" in one.grants for one in found)
-    notes = [f"{name}: nobody attacked who knows the defense"] if naive else []
+    notes = [f"{name}: there was no informed attack"] if naive else []
     notes += [
         f"{name}: {who(Attacker([one]))}: {n} of {captured} captured targets were not attacked" for one, n in left if n > 0
     ]

@@ -63,7 +63,7 @@ def _defended(judged: Sequence[tuple[Condition, Verdict]], limits: str) -> str:
     best = max(holding, key=lambda one: mean(list(one.accuracies.values())) or 0.0)
     worst = best.worst()
     reach = f"; the worst attacker ({worst.name}) reaches {_reach(worst)}" if worst else ""
-    naive = " Nobody who knows this defense attacked it." if best.informed() is None else ""
+    naive = " No informed attacker has tried it." if best.informed() is None else ""
     return (
         f"{len(holding)} of {len(judged)} defended settings keep every attacker within the limits ({limits}), "
         f"{failing} fail{undecided}. Of those that hold, {best.label} keeps the most: {_accuracy(best)}{reach}.{naive}"
@@ -87,19 +87,19 @@ def cautions(conditions: Sequence[Condition]) -> list[str]:
         found.append(f"They hold on average, but the 95 % interval reaches beyond a limit: {'; '.join(close)}.")
     missing = [one.label for one, verdict in verdicts if verdict.word == "holds (naive only)"]
     if missing:
-        found.append(f"Attacked only by those who know nothing of the defense: {'; '.join(missing)}.")
+        found.append(f"Attacked by naive attackers alone: {'; '.join(missing)}.")
     return found
 
 
 def _blind(conditions: Sequence[Condition]) -> list[str]:
-    """Limits that say little, as blind guesses are beyond them."""
+    """Limits that say little, as blind floors are beyond them."""
     floors, found = floors_of(conditions), []
     for metric, measure in conditions[0].measures.items() if conditions else ():
         means = {name: summarize(rows, metric).mean for name, rows in floors.items()}
         beyond = [f"{name} {measure.text(value)}" for name, value in means.items() if measure.leaks(value)]
         if beyond:
             found.append(
-                f"Blind guesses are beyond the {measure.title} limit by themselves ({', '.join(beyond)}): "
+                f"Blind floors are beyond the {measure.title} limit by themselves ({', '.join(beyond)}): "
                 "it says little on these targets."
             )
     return found

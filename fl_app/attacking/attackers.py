@@ -20,7 +20,7 @@ def who_of(one: Informed) -> str:
 
 
 def sessions_of(asked: Session, keys: list[Key], *, informed: bool) -> list[Session]:
-    """The attack as asked for, and beside it the attackers who know the defense, the strongest as measured first."""
+    """The attack as asked for, and beside it the informed ones, the strongest as measured first."""
     sessions = [asked]
     for one in informed_of(asked, keys) if informed else []:
         if one.attack is not None:

@@ -43,5 +43,5 @@ Classes = Annotated[int, typer.Option(min=2, help="With --model: the number of c
 Mean = Annotated[str, typer.Option(help="With --model: what the app subtracts from its inputs, by channel.")]
 Std = Annotated[str, typer.Option(help="With --model: what it then divides them by.")]
 Protection = Annotated[
-    str | None, typer.Option(metavar="SPEC", callback=typed, help="With --model: the clients' defense, for who may know it.")
+    str | None, typer.Option(metavar="SPEC", callback=typed, help="With --model: the clients' defense, for informed attackers.")
 ]

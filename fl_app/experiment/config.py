@@ -94,7 +94,7 @@ class Experiment(BaseModel):
     )
     attack: str = Field("none", description="attack on what is captured, see `thorns list attacks`; needs capture")
     grant: str = Field("", description="what the attacker is told beyond the protocol: labels, defense, statistics, repeats")
-    informed: bool = Field(True, description="also show the attackers who know the defense, see `thorns list defenses`")
+    informed: bool = Field(True, description="also show informed attackers, see `thorns list defenses`")
     worker: Literal["inline", "ray"] = Field(
         "inline", description="where the attack runs: 'inline' after the training, 'ray' beside it"
     )

@@ -1,4 +1,4 @@
-"""What the model is worth: accuracy, loss and macro F1 on held-out data."""
+"""How good the model is: accuracy, loss and macro F1 on held-out data."""
 
 from typing import NamedTuple
 

@@ -34,7 +34,7 @@ class Series(NamedTuple):
 
 
 class Level(NamedTuple):
-    """A horizontal line: a blind guess, or a threshold."""
+    """A horizontal line: a blind floor, or a threshold."""
 
     name: str
     y: float

@@ -63,7 +63,7 @@ def summary_csv(conditions: Sequence[Condition]) -> str:
 
 
 def attackers_csv(conditions: Sequence[Condition], base: Path) -> str:
-    """One row per attacker, with the folders whose scores.jsonl it sums up; then the blind guesses."""
+    """One row per attacker, with the folders whose scores.jsonl it sums up; then the blind floors."""
     measures = measures_shown(conditions, *PLACES)
     rows: list[dict[str, Any]] = []
     for condition in conditions:

@@ -35,7 +35,8 @@ LEGEND = """\
 - PMM is the accuracy in percent of that of the undefended training with the same seed and other settings.
 - "Naive" attackers know the model and the protocol, "informed" ones also the defense and its settings; what else each was told
   stands beside it.
-- A change is against no defense under the naive attacker, on the same targets. A blind guess never saw the update."""
+- A change is against no defense under the naive attacker, on the same targets. A blind floor is the score of an
+  answer that never saw the update."""
 
 
 class Column(NamedTuple):
@@ -114,7 +115,7 @@ class ResultTable:
         rows = [row for one in self.conditions for row in self._rows(one)]
         for name, blind in floors_of(self.conditions).items():
             cells = [self._blind(blind, column) for column in self.columns]
-            rows.append(["", *("" for _ in self.trained), f"blind guess: {name}", "", "", str(len(blind)), *cells])
+            rows.append(["", *("" for _ in self.trained), f"blind floor: {name}", "", "", str(len(blind)), *cells])
         return table([*heads, *(column.title(self._title(column)) for column in self.columns)], rows)
 
     def _rows(self, one: Condition) -> list[list[str]]:

@@ -84,7 +84,7 @@ def _leaks(found: Mapping[str, Attacker | None], measures: Mapping[str, Measure]
 
 
 def summary(conditions: Sequence[Condition]) -> Table:
-    """One row per condition; blind guesses below."""
+    """One row per condition; blind floors below."""
     measures = measures_shown(conditions, "tables")
     columns = [
         Head("#"),
@@ -140,7 +140,7 @@ def _floors(conditions: Sequence[Condition], measures: Mapping[str, Measure], wi
     for group in dict.fromkeys(one.apart for one in conditions):
         for name, rows in floors_of([one for one in conditions if one.apart == group]).items():
             leaks = [leak_entry(summarize(rows, metric), measure)._replace(style="") for metric, measure in measures.items()]
-            label = f"blind guess: {name}" + (f" ({group})" if group else "")
+            label = f"blind floor: {name}" + (f" ({group})" if group else "")
             entries = [Entry(""), Entry(label, style="name"), Entry(""), Entry(""), Entry(""), *leaks]
             entries += [Entry("")] * (len(measures) + 1) + [number(len(rows), 0)]
             found.append(entries + [Entry("")] * (width - len(entries)))

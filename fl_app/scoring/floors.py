@@ -31,7 +31,7 @@ def class_mean(train: Examples, y: Tensor, rng: torch.Generator, excluded: Tenso
     counts -= torch.bincount(train.y[excluded], minlength=len(counts))
     lonely = counts == 0
     if int(counts.sum()) == 0:
-        raise ValueError("no example is left to take a blind guess from")
+        raise ValueError("no example is left to make a blind floor of")
     sums[lonely], counts[lonely] = sums.sum(0), counts.sum()
     means = sums[y].double() / counts[y].view(-1, *[1] * (sums.ndim - 1)) / 255
     return means.float()
@@ -42,7 +42,7 @@ def same_class(train: Examples, y: Tensor, rng: torch.Generator, excluded: Tenso
     allowed = torch.ones(len(train), dtype=torch.bool)
     allowed[excluded] = False
     if not allowed.any():
-        raise ValueError("no example is left to take a blind guess from")
+        raise ValueError("no example is left to make a blind floor of")
     y = y.cpu()
     chosen = torch.empty(len(y), dtype=torch.int64)
     for label in y.unique().tolist():  # in order of the class, so that the draws do not depend on the order of y

@@ -39,7 +39,7 @@ def test_a_weak_attack_decides_nothing(tmp_path, undefended, defended, floor, wo
     assert ("keeps the most" in words) == (word == "holds")
 
 
-def test_who_was_attacked_by_nobody_who_knows_the_defense_is_said_so(tmp_path):
+def test_that_there_was_no_informed_attacker_is_said(tmp_path):
     plain, sign = study(tmp_path, 30.0, 12.0, 10.0, who="naive")
     assert verdict_of(sign).word == "holds (naive only)"
-    assert any("know nothing of the defense: sign" in one for one in cautions([plain, sign]))
+    assert any("naive attackers alone: sign" in one for one in cautions([plain, sign]))

@@ -82,7 +82,7 @@ def test_what_failed_stays_visible(page):
 
 
 def test_what_was_known_run_and_needed_is_there(page):
-    assert page.row("blind guess: class mean")[5].endswith(tuple("0123456789"))
+    assert page.row("blind floor: class mean")[5].endswith(tuple("0123456789"))
     known = {(row[2], row[4], row[5]) for row in page.rows if len(row) == 11 and row[1] == "prune(ratio=0.5)"}
     assert known == {("naive", "nothing", "individual updates"), ("informed", "defense", "individual updates")}
     assert "thorns sweep small.toml" in page.words
