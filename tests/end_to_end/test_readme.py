@@ -17,10 +17,12 @@ from fl_app.cli.main import app
 from fl_app.cli.permissions import with_allow
 from fl_app.cli.run import asked_for
 from fl_app.core import plugins
+from fl_app.core.local import RULE_NAMES
 from fl_app.core.spec import SpecError, suggest
 from fl_app.engines import ENGINES
 from fl_app.experiment.grants import parse_grants
 from fl_app.scoring.metrics import with_plugged
+from fl_app.store.capture_format import VERSION
 from fl_app.sweeps.file import read_sweep
 from fl_app.sweeps.grid import choices
 from helpers.documents import blocks_of, commands_of, files_of
@@ -159,6 +161,12 @@ def test_the_readme_is_short_and_keeps_flower_from_installing():
     assert text.index("scripts/demo") < text.index("scripts/test") < text.index("```", first + 3)
     (block,) = [block.text for block in blocks_of(README) if "flwr run" in block.text]
     assert "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1" in block
+
+
+def test_the_files_page_names_the_version_and_the_settings_of_a_capture():
+    page = (ROOT / "docs" / "files.md").read_text()
+    assert f"`version` ({VERSION};" in page
+    assert all(name in ("update", "batch-size") or name.startswith("local-") for name in RULE_NAMES)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
