@@ -48,7 +48,7 @@ def discreet(answer: Answer) -> Answer:
                 raise
             places = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
             kind, place = type(error).__name__, " > ".join(places[1:][-3:])
-        # Outside of the handler: a log of this error shall not show the other one as its context.
+        # Outside of the handler: a log of this error must not show the other one as its context.
         raise RuntimeError(f"{kind} at {place}; what it says stays with the client, as it may quote data")
 
     return guarded

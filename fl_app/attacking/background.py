@@ -40,7 +40,7 @@ class Background:
         self._thread.join()
 
     def on_capture(self, _seen: Observation) -> None:
-        """Called by the hook; only rings the bell."""
+        """Called by the hook; only wakes the thread."""
         self._news.set()
 
     def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""The secret that a client's own draws come from, so that a server that knows the run's seed can foretell none of them."""
+"""The secret that a client's own draws come from, so that a server that knows the run's seed can predict none of them."""
 
 import logging
 import os

@@ -224,7 +224,7 @@ def _train(
     beside = make_beside(run, experiment) if make_beside else None
     strategy = curious(fedsgd, experiment, run, beside)
     if done:
-        strategy = Resumed(strategy, done)  # outermost: the hook shall see the true rounds
+        strategy = Resumed(strategy, done)  # outermost: the hook must see the true rounds
     after = RoundEnd(assets, fedsgd, grid, run, watcher, done)
     weigh = sum(value.nbytes for value in initial.values())
     run.reserve(run.checkpoint_path.stat().st_size if kept else SLACK + 3 * weigh)  # an optimiser may remember two of each

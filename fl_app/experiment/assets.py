@@ -87,6 +87,6 @@ def on_device(tensors: Tensors, device: str) -> Tensors:
 
 
 def use_threads(number: int) -> None:
-    """Fix the CPU threads: sums over more threads round differently, and runs shall not depend on the machine."""
+    """Fix the CPU threads: sums over more threads round differently, and runs must not depend on the machine."""
     if torch.get_num_threads() != number:
         torch.set_num_threads(number)

@@ -21,10 +21,10 @@ from fl_app.data import photos
 from fl_app.store.locks import alone
 
 PHOTOS = "photos"
-"""The public images that are on every machine, and so the default: a run shall not depend on what can be downloaded."""
+"""The public images that are on every machine, and so the default: a run must not depend on what can be downloaded."""
 PARTS = ("train", "test")
 THREADS = 1
-"""Sums over more threads round differently, and the network shall not depend on the machine; nor do two help if it is busy."""
+"""Sums over more threads round differently, and the network must not depend on the machine; nor do two help if it is busy."""
 CHUNK = 4096
 JUDGING = EvaluatorTraining(seed=1)
 """Not the network that refiner works against: its robust data may fool that one."""
@@ -126,7 +126,7 @@ def ensure(
     refuse_same(facts, clients, split)
     path = path_of(facts)
     if not path.exists():
-        with alone(path.with_suffix(".lock")):  # many clients start at once, and one of them shall train
+        with alone(path.with_suffix(".lock")):  # many clients start at once, and one of them must train
             if not path.exists():  # another process may have made it meanwhile
                 _make(facts, found, path, console or Console(stderr=True))
     return path

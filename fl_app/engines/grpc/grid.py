@@ -103,7 +103,7 @@ class AdaptiveGrid(Grid):
         """Send messages and collect the replies; after `timeout` seconds an error stands for each that is not there."""
         messages = list(messages)
         for message in messages if timeout is not None else []:
-            # A node that is behind shall not be given what nobody waits for any more.
+            # A node that is behind must not be given what nobody waits for any more.
             message.metadata.ttl = min(message.metadata.ttl, cast(float, timeout) + CLOCK_SECONDS)
         waiting = {key for key in self.push_messages(messages) if key}
         deadline = None if timeout is None else time.monotonic() + timeout

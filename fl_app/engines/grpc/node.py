@@ -154,12 +154,12 @@ def run_node(settings: NodeSettings) -> None:
     check_private(folder)
     node_config = {**settings.node_config, STATE_DIR: str(folder)}
     if settings.app == NodeSettings.app:
-        own_config(node_config)  # a misspelt defense shall end this client now, not refuse every round
+        own_config(node_config)  # a misspelt defense must end this client now, not refuse every round
     check_door(settings.superlink, settings.root_certificates, insecure=settings.insecure)
     presence, away_until = Presence(folder, settings.superlink), 0.0
     if settings.key and presence.take_leave(read_node_key(settings.key), settings.authority()):
         away_until = time.monotonic() + AWAY_SECONDS
-    app = load_client_app(settings.app)  # before connecting: who is asked at once shall not import first
+    app = load_client_app(settings.app)  # before connecting: a client that is asked at once must not import first
     time.sleep(max(0.0, away_until - time.monotonic()))
     admitted, ended = False, "it does not say why"
     logging.getLogger("flwr").addFilter(NoBanner())

@@ -1,6 +1,6 @@
 """Coming back after a kill: a SuperLink takes a killed node for connected for a minute more, and lets no second one in.
 
-So a node notes under which id it is connected. One that finds such a note takes leave in the name of the killed process, and
+So a node notes under which id it is connected. One that finds such a note unregisters the killed process, and
 stays away long enough for the server to see that whatever the killed one was asked will not be answered.
 """
 
@@ -47,7 +47,7 @@ class Presence:
             self.path.parent.rmdir()  # where nothing else was kept in it
 
     def killed(self) -> int | None:
-        """The node id of a process that could not take leave of this SuperLink."""
+        """The node id of a process that could not unregister from this SuperLink."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             noted = json.loads(self.path.read_text(encoding="utf-8"))
             if noted["superlink"] == self.superlink:

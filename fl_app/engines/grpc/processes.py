@@ -61,7 +61,7 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         first, rest = list(self.running)[:1], list(self.running)[1:]
-        self.stop(rest)  # while the server that they take leave of still answers
+        self.stop(rest)  # while the server that they unregister from still answers
         self.stop(first)
 
     def start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
