@@ -1,4 +1,4 @@
-"""FedEM: who can tell its perturbation from the image takes it out of the reconstruction, and has the true one."""
+"""FedEM: an attacker that can tell its perturbation from the image takes it out of the reconstruction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

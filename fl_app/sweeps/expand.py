@@ -35,7 +35,7 @@ def make_plan(sweep: Sweep, folder: Path, source: str, command: str) -> Plan:
         raise ConfigError(f"{source}: these are {number * len(sweep.seeds)} cells, more than {MOST}: shorten some lists")
     varies = _varies(list(grids.values()))
     cells: dict[tuple[str, ...], Cell] = {}
-    # Seed by seed: the first results shall show every setting.
+    # Seed by seed: the first results must show every setting.
     for seed in sweep.seeds:
         for name, grid in grids.items():
             plain = next(text for text in grid["defense"] if undefended(text))

@@ -80,7 +80,7 @@ class Actor:
 
     def __init__(self, command: list[str], folder: str) -> None:
         os.chdir(folder)
-        sys.argv = command  # environment.json shall name what a person typed
+        sys.argv = command  # environment.json must name what a person typed
         logging.getLogger("thorns").setLevel(logging.ERROR)
         import fl_app.sweeps.work  # noqa: F401
 

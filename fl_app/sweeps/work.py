@@ -45,7 +45,7 @@ def do(unit: Unit) -> None:
             return
         _journal(unit, "started")
         began = time.monotonic()
-        # As the setting says, and not as many as are free: results shall not depend on the number of workers.
+        # As the setting says, and not as many as are free: results must not depend on the number of workers.
         use_threads(unit.experiment.threads)
         if unit.attacking is None:
             train(unit.experiment)
