@@ -159,7 +159,7 @@ def load(args: argparse.Namespace) -> None:
     else:
         if fits < args.clients:
             print(
-                f"{before} MB are left, {NODE_MEGABYTES} MB per client and 2 GB for the rest: {fits} clients, not {args.clients}"
+                f"{before} MB are left, {NODE_MEGABYTES} MB per client, 2 GB for the rest: {fits} clients, not {args.clients}"
             )
         experiment = settings(args).changed(clients=min(args.clients, fits), run_dir=str(path))
     watcher = Budget(args.seconds)

@@ -31,6 +31,12 @@ from helpers.small_sweep import text_of
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def nothing_allowed(monkeypatch):
+    """What one test allows is not allowed in the next."""
+    monkeypatch.setenv("THORNS_ALLOW", "")
+
+
 @pytest.fixture
 def rng():
     return torch.Generator().manual_seed(7)

@@ -22,6 +22,8 @@ ALLOW = "THORNS_ALLOW"
 GROUPS = {"defense": "thorns.defenses", "attack": "thorns.attacks", "model": "thorns.models", "data set": "thorns.datasets"}
 GROUPS |= {"metric": "thorns.metrics"}
 """Kind -> entry points that register names for it."""
+OURS = ("adversary", "client_defenses", "fl_app", "strategies")
+"""Packages whose things have names of their own, so that nobody has to allow them."""
 PLUGGED = re.compile(rf"(?<![A-Za-z0-9_.])(?:{NAME}\.)*{NAME}:{NAME}")
 TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 HOW = "add --allow {0} (or set {1}={0}; in Python: fl_app.core.plugins.allow)"
@@ -130,7 +132,7 @@ def check_made(kind: str, name: str, made: object, base: type | None) -> None:
 def know(found: Any) -> None:
     """Allow a thing that is imported already under the name that its own module gives it, by which specs are written."""
     name = f"{getattr(found, '__module__', '')}:{getattr(found, '__qualname__', '')}"
-    if PLUGGED.fullmatch(name):
+    if PLUGGED.fullmatch(name) and name.partition(".")[0] not in OURS:
         allow([name])
 
 

@@ -50,7 +50,7 @@ def test_each_kind_has_its_attackers_and_each_example_counts_once(kinds, sweep, 
     defense = "dp_gaussian(scale=0.01)"
     assert [one.who for one in found[defense, "once"].attackers] == ["attack"]
     naive, informed = found[defense, "again"].attackers
-    assert (naive.who, informed.who) == ("naive", "informed")
+    assert (naive.who, informed.who) == ("naive", "informed: noise-proof")
     assert "rounds=2" in informed.attack
     for attacker in (naive, informed):
         assert [one.key for one in attacker.targets] == [(1, 0), (1, 1), (1, 2)]  # round 2 has the same examples
