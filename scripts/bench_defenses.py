@@ -163,9 +163,7 @@ def _learning(name: str, training: EvaluatorTraining, shape: tuple[int, int, int
     if name == "paper":
         few, images = 3, torch.rand(128, *shape, generator=torch.Generator().manual_seed(0))
         taken = seconds(lambda: train(images, replace(training, steps=few))) / few
-        print(
-            f"    to train: {taken:.2f} s per step, {training.steps} steps, about {taken * training.steps / 3600:.1f} h"
-        )
+        print(f"    to train: {taken:.2f} s per step, {training.steps} steps, about {taken * training.steps / 3600:.1f} h")
         return
     for dataset in ("mnist", "fashion_mnist", "cifar10"):
         error = noise_error(load(ensure(dataset)), data.load(dataset).test.at(slice(0, 500))[0])
