@@ -195,3 +195,16 @@ def test_facts_from_the_command_line():
     for pair in (("0.5", ""), ("0.5", "0"), ("1,2", "1")):
         with pytest.raises(ValueError, match="one number per channel"):
             normalization(*pair)
+
+
+def test_rounds_of_a_client_are_attacked_together_where_an_attacker_compares_them(theirs):
+    """FedEM's `common` attacker takes out what the reconstructions of a client share, over all of its rounds."""
+    for server_round in (1, 2):
+        capture(theirs, "plain", server_round=server_round)
+    plain = "matching(optimizer=adam(iterations=2))"
+    common = plain[:-1] + ", observers=[common(rho=5.0)])"
+    alone, _ = go(theirs, attacks=[plain], out=theirs / "alone", defense="fedem")
+    compared, _ = go(theirs, attacks=[common], out=theirs / "compared", defense="fedem")
+    pairs = list(zip(guesses(alone), guesses(compared), strict=True))
+    assert len(pairs) == 4
+    assert all(not torch.equal(one.x, other.x) for one, other in pairs)

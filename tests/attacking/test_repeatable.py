@@ -10,6 +10,8 @@ from fl_app.attacking.session import Session
 from fl_app.attacking.worker import InlineWorker
 from fl_app.engines.watcher import Watcher
 from fl_app.store.reconstructions import guess_path, load_guess
+from fl_app.sweeps import work
+from fl_app.sweeps.plan import Attacking
 
 # The best of one iteration is its start: reconstructions are the draws themselves.
 DRAWS = "matching(labels=joint, optimizer=adam(iterations=1))"
@@ -69,6 +71,15 @@ def test_attacking_beside_the_training_does_not_matter(small):
     run = engines.run(busy, "inline", Watcher(), make_beside=beside)
     session = Session(run, DRAWS, (), InlineWorker(), threads=1)
     session.work(session.pending(session.captured()), 64)  # what the background did not come to
+    assert same(found(session, list(plain)), plain)
+
+
+def test_attacking_in_a_sweep_does_not_matter(captured):
+    plain = attacked(captured)
+    session = Session(captured, DRAWS, (), InlineWorker(), threads=1)
+    for key in plain:
+        guess_path(session.folder, key).unlink()
+    work.attack(captured.path, Attacking(DRAWS, (), informed=True, lpips=False, noise_ratio=False, judge=""))
     assert same(found(session, list(plain)), plain)
 
 
