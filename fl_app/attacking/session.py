@@ -35,7 +35,7 @@ from fl_app.store.locks import LOCK, alone
 from fl_app.store.reconstructions import guess_path
 from fl_app.store.runs import RunDir
 
-PUBLIC = 4000
+PUBLIC = 2000
 """The most public examples that an attack which is trained first is given."""
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import adversary
+from adversary import Facts
 from fl_app import engines
 from fl_app.core import spec
 from fl_app.experiment.config import Experiment
@@ -122,9 +123,11 @@ def _attack_seconds(unit: Unit, asked: Attacking, folder: Path) -> float | None:
         short = built.shortened(number)
         assert short is not None
         began = time.monotonic()
-        attack(folder / "run", asked._replace(attack=adversary.text_of(short)))
+        attack(folder / "run", asked._replace(attack=adversary.text_of(short), informed=False))
         took.append(time.monotonic() - began)
     an_iteration = max(0.0, (took[1] - took[0]) / (TRIAL_ITERATIONS[1] - TRIAL_ITERATIONS[0]))
     whole = amount(unit) / amount(Unit("", folder, trial, asked))  # rounds that are attacked
     iterations = built.cost(rule.num_examples, rule) / once.cost(rule.num_examples, rule)
-    return whole * (took[1] + an_iteration * max(0.0, iterations - TRIAL_ITERATIONS[1]))
+    told = built.informed(unit.experiment.defense, Facts(examples=rule.num_examples)) if asked.informed else []
+    attackers = 1 + sum(one.attack is not None for one in told)  # whose iterations cost about the same
+    return attackers * whole * (took[1] + an_iteration * max(0.0, iterations - TRIAL_ITERATIONS[1]))

@@ -140,7 +140,7 @@ def test_a_worker_that_is_killed_is_restarted_and_its_batch_retried(captured):
 
         killer = threading.Thread(target=kill)
         killer.start()
-        session, keys, outcomes = attack(captured, "idlg(iterations=500, restarts=2, solved=0)", worker=worker)
+        session, keys, outcomes = attack(captured, "idlg(iterations=500, restarts=1, solved=0)", worker=worker)
         killer.join()
         assert [outcome.status for outcome in outcomes] == ["done"] * 6
         assert worker.pid != victim
