@@ -28,6 +28,7 @@ from adversary.search.matching import Matching
 from client_defenses import Defense
 from client_defenses.base import overrides
 from client_defenses.none import NoDefense
+from client_defenses.refiner import Refiner
 from fl_app.core import plugins
 from fl_app.core.spec import SpecError
 
@@ -114,7 +115,8 @@ def attackers(attack: Matching, defense: str, facts: Facts) -> list[Informed]:
 def _learned(defense: str, facts: Facts) -> list[Informed]:
     """Who learns through the defense from public examples, where one update is of one example and takes little time."""
     built = client_defenses.build(defense)
-    slow = [hook for hook in ("on_start", "on_batch") if overrides(built, hook)]
-    if isinstance(built, NoDefense) or not facts.enough or facts.examples != 1 or slow or "refiner" in defense:
+    slow = overrides(built, "on_start") or overrides(built, "on_batch")
+    slow = slow or any(isinstance(part, Refiner) for part in expected.parts_of(built))  # it searches within its gradient
+    if isinstance(built, NoDefense) or not facts.enough or facts.examples != 1 or slow:
         return []
     return [Informed("ridge", Ridge(), "learns from public examples what an update through the defense gives away")]
