@@ -1,6 +1,5 @@
 """The same experiment on every engine, broken off and resumed: the same weights to the last bit."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,13 +15,11 @@ from fl_app import engines
 from fl_app.client_app import check_request
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.assets import assets_of
-from fl_app.experiment.config import Experiment
 from fl_app.models import parameters_of
 from fl_app.store.captures import Captures
 from fl_app.store.files import RunError
 from fl_app.store.runs import RunDir
 from helpers.engines import StopAt, go, same, weights_of
-from helpers.paths import ROOT
 
 CASES = {
     "partial participation": {"clients": 7, "fraction": 0.4, "capture": "1-2"},
@@ -174,38 +171,6 @@ def test_replies_carry_an_update_and_a_number_and_nothing_else(small):
 def test_a_missing_gpu_is_explained(small):
     with pytest.raises(RuntimeError, match="sees no GPU"):
         go(small.changed(device="cuda"))
-
-
-def test_flwr_run_gives_the_weights_of_inline(tmp_path):
-    """`flwr run .` as in the README, with a SuperLink of its own that is stopped again."""
-    experiment = Experiment(clients=2, rounds=3, eval_every=3, run_dir=str(tmp_path / "flwr"))
-    (tmp_path / "settings.toml").write_text(experiment.toml())
-    env = {
-        **os.environ,
-        "FLWR_HOME": str(tmp_path / "home"),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}",
-    }
-    settings = str(tmp_path / "settings.toml")
-    command = ["flwr", "run", str(ROOT), "--stream", "-c", settings, "--federation-config", "num-supernodes=2"]
-    try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
-    finally:
-        stop_processes_of(str(tmp_path / "home"))
-    assert (tmp_path / "flwr" / "checkpoint.safetensors").exists(), done.stdout[-3000:] + done.stderr[-3000:]
-    inline = go(experiment.changed(run_dir=str(tmp_path / "inline")))
-    assert same(weights_of(RunDir(tmp_path / "flwr")), weights_of(inline))
-
-
-def stop_processes_of(flwr_home):
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/environ", "rb") as environ:
-                    if f"FLWR_HOME={flwr_home}".encode() in environ.read():
-                        os.kill(int(entry), signal.SIGTERM)
-            except OSError:
-                continue
 
 
 def test_epsilon_grows_with_the_rounds_and_is_recorded(small):
