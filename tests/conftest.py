@@ -25,6 +25,7 @@ from fl_app.cli.main import main
 from fl_app.core import plugins
 from fl_app.experiment.config import Experiment
 from helpers import foreign_app, plugged
+from helpers.own_places import pytest_configure, pytest_sessionfinish  # noqa: F401  (hooks)
 from helpers.small_sweep import text_of
 
 # In the background of a shell Ctrl-C is ignored, and children inherit that: tests that send it would wait in vain.
