@@ -1,0 +1,203 @@
+"""What a mutant is: one small change of one file's syntax tree."""
+
+import ast
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FLIPS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+}
+SWAPS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Pow: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
+CONDITIONAL = (ast.If, ast.While, ast.IfExp)
+DROPPED = (ast.AugAssign, ast.Delete, ast.Raise)
+# Annotations and decorators say what mypy and dataclasses check; the words of errors and of f-strings are not behaviour.
+UNTOUCHED = {"annotation", "returns", "decorator_list", "exc", "cause", "msg"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of a file; `place` is the innermost function around it, "" if it runs when the file is imported."""
+
+    path: str
+    number: int
+    line: int
+    place: str
+    change: str
+
+    @property
+    def name(self) -> str:
+        """What stays the same when lines move."""
+        return f"{self.place or '<module>'}: {self.change}"
+
+
+def mutants_of(root: Path, path: str) -> list[Mutant]:
+    """All mutants of a file."""
+    found, seen = [], Counter[tuple[str, str]]()
+    for number, spot in enumerate(_spots(_parsed(root / path))):
+        change = spot.change()
+        seen[spot.place, change] += 1
+        times = seen[spot.place, change]
+        found.append(Mutant(path, number, spot.old.lineno, spot.place, change if times == 1 else f"{change} ({times})"))
+    return found
+
+
+def mutated(root: Path, mutant: Mutant) -> ast.Module:
+    """The syntax tree of the file with the change."""
+    tree = _parsed(root / mutant.path)
+    spot = list(_spots(tree))[mutant.number]
+    spot.put(spot.new)
+    return ast.fix_missing_locations(tree)
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """A node in its parent's field or list, and what could stand there."""
+
+    parent: ast.AST
+    where: Any
+    key: Any
+    old: Any
+    new: ast.AST
+    place: str
+
+    def put(self, node: ast.AST) -> None:
+        if isinstance(self.where, list):
+            self.where[self.key] = node
+        else:
+            setattr(self.where, self.key, node)
+
+    def change(self) -> str:
+        """Before and after; a constant is shown with what is around it."""
+        if not (isinstance(self.old, ast.Constant) and isinstance(self.parent, ast.expr | ast.keyword | ast.AnnAssign)):
+            return f"{_text(self.old)} -> {_text(self.new)}"
+        before = _text(self.parent)
+        self.put(self.new)
+        after = _text(self.parent)
+        self.put(self.old)
+        return f"{before} -> {after}"
+
+
+def _text(node: ast.AST) -> str:
+    return " ".join(ast.unparse(node).split())
+
+
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def _spots(tree: ast.Module) -> Iterator[_Spot]:
+    modules = {
+        alias.asname or alias.name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    yield from _below(tree, "", "", modules)
+
+
+def _below(node: ast.AST, place: str, inside: str, modules: set[str]) -> Iterator[_Spot]:
+    """Spots under a node; `place`: the function whose running reaches them, `inside`: the qualified name so far."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    for field, value in ast.iter_fields(node):
+        if field in UNTOUCHED:
+            continue
+        here, within = place, inside
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and field == "body":
+            here = inside + node.name
+            within = f"{here}.<locals>."
+        elif isinstance(node, ast.ClassDef) and field == "body":
+            within = f"{inside}{node.name}."
+        children = list(enumerate(value)) if isinstance(value, list) else [(field, value)]
+        for key, child in children:
+            if not isinstance(child, ast.AST) or _is_text(child):
+                continue
+            where = value if isinstance(value, list) else node
+            for new in _instead(node, field, child, modules):
+                yield _Spot(node, where, key, child, new, here)
+            yield from _below(child, here, within, modules)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+
+
+def _instead(parent: ast.AST, field: str, node: ast.AST, modules: set[str]) -> Iterator[ast.AST]:
+    """What could stand in place of a node."""
+    if field == "test" and isinstance(parent, CONDITIONAL) and not isinstance(node, ast.Compare):
+        yield ast.UnaryOp(ast.Not(), node)
+    if isinstance(parent, ast.comprehension) and field == "ifs" and not isinstance(node, ast.Compare):
+        yield ast.UnaryOp(ast.Not(), node)
+    if isinstance(parent, ast.Return) and not (isinstance(node, ast.Constant) and node.value is None):
+        yield ast.Constant(None)
+    match node:
+        case ast.Compare(ops=[op]):
+            for other in FLIPS[type(op)]:
+                yield _with(node, ops=[other()])
+        case ast.BinOp() if type(node.op) in SWAPS:
+            yield _with(node, op=SWAPS[type(node.op)]())
+        case ast.AugAssign() if type(node.op) in SWAPS:
+            yield _with(node, op=SWAPS[type(node.op)]())
+        case ast.BoolOp():
+            yield _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
+        case ast.UnaryOp(op=ast.USub() | ast.Not()):
+            yield node.operand
+        case ast.Constant(value=bool()):
+            yield ast.Constant(not node.value)
+        case ast.Constant(value=int() | float()):
+            yield ast.Constant(node.value + 1 if isinstance(node.value, int) else node.value * 2 or 1.0)
+        case ast.Call():
+            yield from _calls(node, modules, whole=isinstance(parent, ast.Expr))
+        case ast.Break():
+            yield ast.Continue()
+        case ast.Continue():
+            yield ast.Break()
+    if isinstance(node, DROPPED) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        yield ast.Pass()
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute | ast.Subscript):
+        yield ast.Pass()
+
+
+def _calls(call: ast.Call, modules: set[str], *, whole: bool) -> Iterator[ast.AST]:
+    """A call whose first two arguments are swapped, or that is left out (by itself a statement: dropped elsewhere)."""
+    plain = not any(isinstance(arg, ast.Starred) for arg in call.args)
+    pair = call.args[:2] if plain and ast.unparse(call.func) not in ("isinstance", "issubclass", "getattr") else []
+    if len(pair) == 2 and ast.dump(pair[0]) != ast.dump(pair[1]):
+        yield _with(call, args=[*reversed(pair), *call.args[2:]])
+    function = call.func
+    if whole:
+        return
+    if isinstance(function, ast.Attribute) and not (isinstance(function.value, ast.Name) and function.value.id in modules):
+        yield function.value
+    elif plain and len(call.args) == 1 and not call.keywords:
+        yield call.args[0]
+
+
+def _with(node: ast.AST, **fields: object) -> ast.AST:
+    other = copy.copy(node)
+    for name, value in fields.items():
+        setattr(other, name, value)
+    return other
