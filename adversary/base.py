@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self, cast, final
 
@@ -15,7 +14,7 @@ from fl_app.core.local import LocalRule, Tensors
 from fl_app.core.observation import Observation, Task, compatibility
 from fl_app.core.seeds import generator
 from fl_app.core.spec import Checked, text_of
-from fl_app.store.files import load_tensors, save_tensors
+from fl_app.store.files import checksum, load_tensors, save_tensors
 
 LEAST_PUBLIC = 500
 """From how many public examples on an informed attacker learns from them (ours)."""
@@ -147,11 +146,9 @@ class Attack(Checked, ABC):
 def _made_of(attack: Attack, seen: Observation, public: Public, seed: int) -> str:
     """A hash of the attack's settings, the public examples and, unless they do not matter, the weights and the rule."""
     at = (seen.rule, seen.num_examples, seen.knowledge.defense) if attack.at_weights else ()
-    digest = sha256(repr((text_of(attack, {}), seed if attack.at_weights else 0, at)).encode())
-    for name, value in [*(seen.params.items() if attack.at_weights else ()), *public._asdict().items()]:
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:32]
+    made_of = repr((text_of(attack, {}), seed if attack.at_weights else 0, at))
+    weights = {f"weights {name}": value for name, value in seen.params.items()} if attack.at_weights else {}
+    return checksum(weights | public._asdict(), made_of)[:32]
 
 
 def _checked_guess(guess: Guess, seen: Sequence[Observation], task: Task) -> Guess:

@@ -6,8 +6,12 @@ torch's LBFGS takes one problem. Without a line search, 5 of 8 CIFAR-10 targets 
 import torch
 from torch import Tensor
 
+from fl_app.core.local import Tensors
+
 ARMIJO = 1e-4
 SHORTEST = 1e-8
+HISTORY = ("_steps", "_changes", "_inverse")
+"""What L-BFGS remembers of its last steps."""
 
 
 class BatchedLBFGS:
@@ -20,6 +24,20 @@ class BatchedLBFGS:
         self._changes: list[Tensor] = []
         self._inverse: list[Tensor] = []  # 1 / (step . change), (problems,)
         self._started = False
+
+    def state(self) -> Tensors:
+        """All that the next step depends on, by name; the history is numbered, newest last."""
+        found = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return found | {f"{name}/{i}": value for name in HISTORY for i, value in enumerate(getattr(self, name))}
+
+    def restore(self, state: Tensors) -> None:
+        """Go on from a state; an empty one is that before the first step."""
+        self._started = bool(state)
+        for name, value in state.items():
+            if "/" not in name:
+                setattr(self, name, value)
+        for name in HISTORY:
+            setattr(self, name, [state[f"{name}/{i}"] for i in range(sum(one.startswith(f"{name}/") for one in state))])
 
     def reset(self, problems: Tensor) -> None:
         """Forget some problems, bool (problems,): they were started anew."""

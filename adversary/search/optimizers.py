@@ -28,6 +28,14 @@ class Steps(Protocol):
         """Forget some reconstructions, bool (targets, seeds)."""
         ...
 
+    def state(self) -> Tensors:
+        """All that the next step depends on, by name."""
+        ...
+
+    def restore(self, state: Tensors) -> None:
+        """Go on from a state; an empty one is that before the first step."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Checked, ABC):
@@ -113,6 +121,19 @@ class AdamSteps:
             moved[name] = variable - rate * (first / (1 - 0.9**age)) / size
         return moved
 
+    def state(self) -> Tensors:
+        """The moments and the clocks."""
+        moments = {"first": self._first, "second": self._second}
+        named = {f"{which}/{name}": value for which, each in moments.items() for name, value in each.items()}
+        return {"count": torch.tensor(self.count), "age": self._age, **named}
+
+    def restore(self, state: Tensors) -> None:
+        """Go on from such moments."""
+        if state:
+            self.count, self._age = int(state["count"]), state["age"]
+        for which, moments in (("first/", self._first), ("second/", self._second)):
+            moments |= {name.removeprefix(which): value for name, value in state.items() if name.startswith(which)}
+
     def reset(self, chosen: Tensor) -> None:
         """Forget the moments of some reconstructions."""
         for moment in (*self._first.values(), *self._second.values()):
@@ -131,7 +152,15 @@ class LBFGSSteps:
         point, gradient = (torch.cat([parts[name].flatten(2) for name in variables], dim=2) for parts in (variables, gradients))
         moved = self._inner.step(point.flatten(0, 1), loss.flatten(), gradient.flatten(0, 1)).view_as(point)
         parts = moved.split([variable[0, 0].numel() for variable in variables.values()], dim=2)
-        return {name: part.reshape(variables[name].shape) for name, part in zip(variables, parts, strict=True)}
+        return {name: part.reshape(variables[name].shape).contiguous() for name, part in zip(variables, parts, strict=True)}
+
+    def state(self) -> Tensors:
+        """The history."""
+        return self._inner.state()
+
+    def restore(self, state: Tensors) -> None:
+        """Go on from such a history."""
+        self._inner.restore(state)
 
     def reset(self, chosen: Tensor) -> None:
         """Forget the history of some reconstructions."""

@@ -11,9 +11,11 @@ from torch.func import grad_and_value, vmap
 
 from adversary.base import Guess
 from adversary.priors import Scene
+from adversary.search.checkpoint import Attempt, Checkpoint
 from adversary.search.progress import Pace
 from fl_app.core.local import Gradient, Step, Tensors, local_update
 from fl_app.core.observation import Observation, Task
+from fl_app.core.spec import text_of
 
 if TYPE_CHECKING:
     from adversary.search.matching import Matching
@@ -146,35 +148,57 @@ class Problem:
         return Problem(self.attack, targets, self.task, [self.streams[i] for i in chosen], classes)
 
     def _attempt(self) -> Guess:
-        settings, variables = self.attack.optimizer, self.draw()
-        steps = settings.start()
-        best_loss = torch.full((len(self.targets), self.attack.seeds), torch.inf, device=self.device)
-        best = {name: value.clone() for name, value in variables.items()}
+        settings, checkpoint = self.attack.optimizer, self._checkpoint()
+        at = Attempt(self.draw(), settings.start(), self.streams)
+        checkpoint.load(at)
         pace = Pace(settings.iterations)
-        for iteration in range(settings.iterations):
-            pace.at(iteration)
-            if self._next_stage(iteration):
-                steps.reset(torch.ones_like(best_loss, dtype=torch.bool))
-                best_loss.fill_(torch.inf)
-            loss, grads = self.gradients(variables)
-            better = loss < best_loss  # False for NaN
-            best_loss = torch.where(better, loss, best_loss)
-            best = {name: torch.where(_like(better, value), value, best[name]) for name, value in variables.items()}
-            if settings.solved and bool((best_loss < settings.solved).any(1).all()):
-                break
-            variables = steps.step(variables, grads, loss)
-            variables |= self._projected(variables)
-            broken = ~torch.stack([value.flatten(2).isfinite().all(-1) for value in variables.values()]).all(0)
-            if not settings.survives:
-                broken |= ~loss.isfinite()
-            if bool(broken.any()):
-                variables = self._start_anew(broken, variables)
-                steps.reset(broken)
-        winner = torch.where(best_loss.isfinite(), best_loss, torch.inf).argmin(1)
+        while not at.over:
+            pace.at(at.iteration)
+            checkpoint.at(at)
+            self._iterate(at)
+            at.iteration += 1
+            at.over |= at.iteration == settings.iterations
+        checkpoint.keep(at)
+        winner = torch.where(at.best_loss.isfinite(), at.best_loss, torch.inf).argmin(1)
         pick = torch.arange(len(winner), device=winner.device), winner
-        chosen = {name: value[pick][:, None] for name, value in best.items()}
+        chosen = {name: value[pick][:, None] for name, value in at.best.items()}
         y = chosen[LABELS][:, 0].argmax(-1) if self.classes is None else self.classes
-        return Guess(self.space.answer(_of_space(chosen))[:, 0], y.clone(), best_loss[pick])
+        return Guess(self.space.answer(_of_space(chosen))[:, 0], y.clone(), at.best_loss[pick])
+
+    def _iterate(self, at: Attempt) -> None:
+        """Evaluate the variables, remember the best, move them; the attempt is over if all targets are found."""
+        settings = self.attack.optimizer
+        if self._next_stage(at.iteration):
+            at.steps.reset(torch.ones_like(at.best_loss, dtype=torch.bool))
+            at.best_loss.fill_(torch.inf)
+        loss, grads = self.gradients(at.variables)
+        better = loss < at.best_loss  # False for NaN
+        at.best_loss = torch.where(better, loss, at.best_loss)
+        at.best = {name: torch.where(_like(better, value), value, at.best[name]) for name, value in at.variables.items()}
+        if settings.solved and bool((at.best_loss < settings.solved).any(1).all()):
+            at.over = True
+            return
+        variables = at.steps.step(at.variables, grads, loss)
+        variables |= self._projected(variables)
+        broken = ~torch.stack([value.flatten(2).isfinite().all(-1) for value in variables.values()]).all(0)
+        if not settings.survives:
+            broken |= ~loss.isfinite()
+        if bool(broken.any()):
+            variables = self._start_anew(broken, variables)
+            at.steps.reset(broken)
+        at.variables = variables
+
+    def _checkpoint(self) -> Checkpoint:
+        """Where an attempt that starts now is kept, by all that its answer depends on."""
+        facts = [(seen.rule, seen.num_examples, seen.knowledge.ledger) for target in self.targets for seen in target]
+        tensors = {f"stream {i}": stream.get_state() for i, stream in enumerate(self.streams)}
+        for number, view in enumerate(self.views):
+            tensors |= {
+                f"{number} {which} {name}": value for which, part in view._asdict().items() for name, value in part.items()
+            }
+        if self.classes is not None:
+            tensors["classes"] = self.classes
+        return Checkpoint(repr((text_of(self.attack, {}), facts)), tensors)
 
     def _projected(self, variables: Tensors) -> Tensors:
         found = self.space.project(_of_space(variables))
@@ -185,9 +209,10 @@ class Problem:
 
     def _next_stage(self, iteration: int) -> bool:
         """Move the objective on; whether it changed, so that losses cannot be compared with earlier ones."""
-        stages, before = self.objective.stages, self.progress
-        self.progress = (iteration * stages // self.attack.optimizer.iterations) / stages
-        return iteration > 0 and self.progress != before
+        stages, iterations = self.objective.stages, self.attack.optimizer.iterations
+        before, now = ((at * stages // iterations) / stages for at in (max(0, iteration - 1), iteration))
+        self.progress = now
+        return now != before
 
     def _start_anew(self, broken: Tensor, variables: Tensors) -> Tensors:
         """Replace reconstructions that diverged (bool (targets, seeds)); only their own targets' generators are drawn from."""

@@ -1,5 +1,6 @@
 """One piece of attack work: captures in, answers on disk out. It runs the same in this process and in a worker."""
 
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ import torch
 
 import adversary
 from adversary import Attack, AttackError, Belief, Public
+from adversary.search.checkpoint import kept_in
 from fl_app import models
 from fl_app.attacking import foreign
 from fl_app.core import halfprecision
@@ -20,6 +22,8 @@ from fl_app.store.captures import CaptureError, Captures
 from fl_app.store.files import RunError, load_tensors
 from fl_app.store.reconstructions import guess_path, save_guess, save_scores
 
+SEARCHES = "searches"
+"""The folder, beside the answers, of the states of searches that are under way."""
 Member = tuple[Key, Observation]
 
 
@@ -111,7 +115,11 @@ def run_job(job: Job) -> list[Outcome]:
         groups.setdefault((weights, *compatibility(seen)), []).append((key, seen))
     task.model.to(job.device)
     for members in groups.values():
-        outcomes += _run_group(job, attack, task, members)
+        with kept_in(job.out / SEARCHES):
+            found = _run_group(job, attack, task, members)
+        if all(one.status == "done" or one.final for one in found):  # else another try goes on from there
+            shutil.rmtree(job.out / SEARCHES, ignore_errors=True)
+        outcomes += found
     return outcomes
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -18,7 +17,7 @@ from fl_app.attacking.attackers import AT_ONCE, informed_of, sessions_of, who_of
 from fl_app.attacking.jobs import Outcome, parts_of
 from fl_app.attacking.session import Session
 from fl_app.attacking.worker import make_worker
-from fl_app.cli.attack_bar import AttackBar, Terminated, bar_of, terminable
+from fl_app.cli.attack_bar import AttackBar, bar_of, stopped, terminable
 from fl_app.core.observation import Key
 from fl_app.core.selection import select
 from fl_app.experiment.assets import assets_of
@@ -111,8 +110,7 @@ def attack_run(
                     say(console, f"{who_of(one)} left out: {one.why_not}")
             _picture(console, contenders)
     except KeyboardInterrupt as end:
-        console.print("Stopped. What was finished is kept; the same command goes on.")
-        raise typer.Exit(143 if isinstance(end, Terminated) else 130) from None
+        raise stopped(console, end) from None
     finally:
         worker.close()
     return answered

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -36,6 +37,12 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def stopped(console: Console, end: KeyboardInterrupt) -> typer.Exit:
+    """Say what remains of an attack that was ended, and how its command ends."""
+    console.print("Stopped. What was finished is kept, and the search as of a minute ago: the same command goes on.")
+    return typer.Exit(143 if isinstance(end, Terminated) else 130)
 
 
 def bar_of(console: Console, word: str) -> Progress:

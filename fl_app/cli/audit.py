@@ -4,10 +4,8 @@ import json
 import os
 from pathlib import Path
 
-import typer
 from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor
 
@@ -15,8 +13,9 @@ from adversary import AttackError
 from fl_app.attacking import audit as auditing
 from fl_app.attacking.attackers import AT_ONCE
 from fl_app.attacking.audit import Answer, AuditSession, Normalization
-from fl_app.attacking.jobs import TaskSpec
+from fl_app.attacking.jobs import TaskSpec, parts_of
 from fl_app.attacking.worker import make_worker
+from fl_app.cli.attack_bar import AttackBar, stopped, terminable
 from fl_app.core.observation import Key
 from fl_app.store.files import write_atomic
 from fl_app.store.reconstructions import guess_path, load_guess
@@ -55,12 +54,12 @@ def audit(
     out = out or found.folder.parent / "attacks"
     worker = make_worker(worker_name)
     try:
-        for session in auditing.sessions_of(found, out, task, attacks, worker, defense=defense, seed=seed):
-            _attack(console, session, keys)
-            _show(console, session, keys)
-    except KeyboardInterrupt:
-        console.print("Stopped. What was finished is kept; the same command goes on.")
-        raise typer.Exit(130) from None
+        with terminable():
+            for session in auditing.sessions_of(found, out, task, attacks, worker, defense=defense, seed=seed):
+                _attack(console, session, keys)
+                _show(console, session, keys)
+    except KeyboardInterrupt as end:
+        raise stopped(console, end) from None
     finally:
         worker.close()
     return out
@@ -72,10 +71,9 @@ def _attack(console: Console, session: AuditSession, keys: list[Key]) -> None:
         console.print(f"{len(keys) - len(open_)} of {len(keys)} targets were attacked before", highlight=False)
     if not open_:
         return
-    columns = TextColumn(session.attack[:40]), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("", total=len(open_))
-        session.work(open_, AT_ONCE, lambda outcomes: bar.advance(task, len(outcomes)))
+    jobs = [len(part) for part in parts_of(open_, AT_ONCE, by_client=session.built.by_client)]
+    with AttackBar(console, session.attack, jobs) as bar:
+        session.work(open_, AT_ONCE, lambda _: bar.job_done())
 
 
 def _show(console: Console, session: AuditSession, keys: list[Key]) -> None:

@@ -1,11 +1,13 @@
 """Files that are written whole or not at all, and an error that names the one at fault."""
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -68,3 +70,12 @@ def load_tensors(path: Path) -> tuple[Tensors, dict[str, str]]:
         raise RunError(f"{path} cannot be read: it is damaged ({error})") from error
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def checksum(tensors: Tensors, text: str = "") -> str:
+    """A hash of a text and of tensors with their names, types and shapes, in order of the names."""
+    digest = hashlib.sha256(text.encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

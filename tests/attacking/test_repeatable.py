@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from adversary.search import checkpoint
+from adversary.search.problem import Problem
 from fl_app import engines
 from fl_app.attacking.background import beside
-from fl_app.attacking.jobs import parts_of
+from fl_app.attacking.jobs import SEARCHES, parts_of
 from fl_app.attacking.session import Session
 from fl_app.attacking.worker import InlineWorker
 from fl_app.engines.watcher import Watcher
@@ -62,6 +64,30 @@ def test_a_resumption_and_a_damaged_neighbour_do_not_matter(captured):
     rest = [key for key in whole if key != (1, 0)]
     attacked(captured, rest)
     assert same(found(session, rest), whole, rest)
+
+
+def test_an_attack_that_is_broken_off_in_the_middle_of_its_search_does_not_matter(captured, monkeypatch):
+    text = "matching(optimizer=adam(iterations=3))"
+    whole = attacked(captured, text=text)
+    monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
+    plain, made = Problem.gradients, []
+
+    def broken_off(self, variables):
+        made.append(len(self.targets))
+        if len(made) == 5:
+            raise KeyboardInterrupt
+        return plain(self, variables)
+
+    monkeypatch.setattr(Problem, "gradients", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        attacked(captured, text=text)
+    session = Session(captured, text, (), InlineWorker(), threads=1)
+    searches = session.folder / SEARCHES
+    assert len(list(searches.iterdir())) == 1  # that of the first round went with its answers
+    session.work(session.pending(session.captured()), 64)
+    assert made == [3] * 7  # the second round went on from its second iteration
+    assert same(found(session, list(whole)), whole)
+    assert not searches.exists()
 
 
 def test_attacking_beside_the_training_does_not_matter(small):
