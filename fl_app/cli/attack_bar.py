@@ -41,7 +41,7 @@ def terminable() -> Iterator[None]:
 
 def stopped(console: Console, end: KeyboardInterrupt) -> typer.Exit:
     """Say what remains of an attack that was ended, and how its command ends."""
-    console.print("Stopped. What was finished is kept, and the search as of a minute ago: the same command goes on.")
+    console.print("Stopped. At most a minute of search is lost: the same command goes on.")
     return typer.Exit(143 if isinstance(end, Terminated) else 130)
 
 
