@@ -1,6 +1,6 @@
 """The rows of reports and tables: each combination of settings in a study, with its cells of all seeds and its attackers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -29,8 +29,8 @@ class Condition:
     measures: Mapping[str, Measure]
     plain: "Condition | None" = None
     """The undefended condition that differs in nothing else."""
-    asked: str | None = None
-    """If it is not None, only what this attack and the informed ones derived from it came to."""
+    asked: tuple[str, ...] = ()
+    """Unless it is empty, only what these attacks and the informed ones derived from them came to."""
 
     @property
     def defense(self) -> str:
@@ -72,12 +72,17 @@ class Condition:
     def attackers(self) -> list[Attacker]:
         """Who attacked it."""
         found = [attack for run in self.runs for attack in run.attacks]
-        return attackers_of(one for one in found if self.asked in (None, one.asked))
+        return attackers_of(one for one in found if not self.asked or one.asked in self.asked)
+
+    def only(self, asked: Collection[str]) -> "Condition":
+        """The same, as far as some attacks went; its undefended twin as well."""
+        plain = replace(self.plain, asked=tuple(asked)) if self.plain else None
+        return replace(self, asked=tuple(asked), plain=plain)
 
     def by_attack(self) -> "list[Condition]":
         """The same, once for each attack that was asked for; itself if there was none."""
         asked = dict.fromkeys(one.asked for one in self.attackers)
-        return [replace(self, asked=text) for text in asked] or [self]
+        return [self.only([text]) for text in asked] or [self]
 
     def run_of(self, part: AttackResult) -> RunResult:
         """The run that an attack was on."""
@@ -119,6 +124,11 @@ class Condition:
     def epsilon(self) -> float | None:
         """The largest composed epsilon at the end over the seeds."""
         return max((float(run.last["epsilon"]) for run in self.trained.values() if "epsilon" in run.last), default=None)
+
+    @property
+    def delta(self) -> float | None:
+        """The delta at which epsilon is reported."""
+        return max((float(run.last["delta"]) for run in self.trained.values() if "epsilon" in run.last), default=None)
 
     @property
     def seconds_a_round(self) -> float | None:

@@ -9,9 +9,11 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from fl_app.analysis.attackers import Attacker
+from fl_app.analysis.conditions import conditions_of
 from fl_app.analysis.findings import Finding, findings_of, who
 from fl_app.analysis.limits import Limits
 from fl_app.analysis.results import AttackResult, CellResult, Study
+from fl_app.analysis.verdict import UNDECIDED, verdict_of
 from fl_app.scoring.base import Metric
 from fl_app.store.captures import Captures
 from fl_app.store.files import RunError
@@ -102,7 +104,18 @@ def judge(
         whole.add(_gaps(cell, attacks))
         for attack in _wanted(cell, attacks):
             whole.add(judge_attack(cell.name, attack, limits, worst=worst))
+    whole.doubts.extend(_undecided(study, judged, limits, attacks))
     return whole
+
+
+def _undecided(study: Study, judged: Sequence[CellResult], limits: Limits, attacks: Collection[str]) -> list[str]:
+    """Settings within the limits of which that says nothing, and why, in the words of the report."""
+    names, found = {cell.name for cell in judged}, []
+    for condition in conditions_of(study.cells, unfinished=True):
+        if any(cell.name in names for cell in condition.cells):
+            verdict = verdict_of(condition.only(attacks), limits)
+            found += [f"{condition.label}: {verdict.words}: {why}" for why in verdict.reasons if verdict.word == UNDECIDED]
+    return found
 
 
 def chosen(study: Study, cells: Sequence[str]) -> list[CellResult]:

@@ -10,9 +10,11 @@ from rich.console import Console
 import adversary
 from adversary import AttackError, Facts
 from fl_app.analysis.app_truth import UNEXPLAINED, Truth, check_numbers, explained, read_pairs
+from fl_app.analysis.attackers import Attacker
 from fl_app.analysis.gate import Ruling, judge_attack, perceptual
-from fl_app.analysis.limits import Limits
+from fl_app.analysis.limits import Limits, limits_of
 from fl_app.analysis.results import AttackResult
+from fl_app.analysis.verdict import UNDECIDED, WEAK, leaks
 from fl_app.attacking import audit
 from fl_app.attacking.attackers import AT_ONCE, who_of
 from fl_app.attacking.audit import AuditSession
@@ -25,6 +27,9 @@ from fl_app.scoring.metrics import METRICS
 from fl_app.scoring.target import lines_of
 from fl_app.store.captures import Captures
 from fl_app.store.files import write_atomic
+
+UNCHECKED = "with a defense, --truth cannot be checked against the updates"
+UNKNOWN = "whether these attacks are strong enough to tell is not known: judge undefended updates of the app, too"
 
 
 def judge_app(
@@ -49,8 +54,9 @@ def judge_app(
     used, notes, doubts = read_truth(truth, captures, task, check=defense is None)
     most, examples = max(Counter(client for _, client in used).values()), min(len(y) for _, y in used.values())
     whole = Ruling(doubts=doubts, notes=notes)
-    whole.notes.extend(["with a defense, --truth cannot be checked against the updates"] if defense else [])
+    whole.notes.extend([UNCHECKED, UNKNOWN] if defense else [])
     whole.notes.extend(f"{one.path} cannot be read: {one.reason}" for one in captures.read_all()[1])
+    done: list[Attacker] = []
     for text in attacks:
         told = adversary.build(text).informed(defense, Facts(rounds=most, examples=examples)) if defense else []
         sides: list[tuple[str, str, str | None]] = [("naive" if told else "attack", text, None)]
@@ -61,7 +67,11 @@ def judge_app(
             except AttackError as error:
                 whole.doubts.append(f"{path.name}: {who} {attack}: {error}")
                 continue
-            whole.add(judge_attack(path.name, found._replace(asked=text, who=who), limits, worst=worst))
+            found = found._replace(asked=text, who=who)
+            done.append(Attacker([found]))
+            whole.add(judge_attack(path.name, found, limits, worst=worst))
+    if defense is None and leaks(done, limits, limits_of(metrics)) is False:
+        whole.doubts.append(f"{path.name}: {UNDECIDED}: {WEAK}: undefended updates stay within the limits")
     return whole
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fl_app.analysis.attackers import Attacker
 from fl_app.analysis.conditions import Condition, floors_of, mean
 from fl_app.analysis.limits import in_words, limits_of
-from fl_app.analysis.verdict import Verdict, nearly_fails, verdict_of
+from fl_app.analysis.verdict import UNDECIDED, Verdict, nearly_fails, verdict_of
 from fl_app.scoring.metrics import METRICS
 from fl_app.scoring.score import summarize
 
@@ -39,7 +39,8 @@ def headline(conditions: Sequence[Condition]) -> list[str]:
     for one, verdict in attacked:
         worst = one.worst()
         if worst is not None and (one.undefended or len(attacked) == 1):
-            words = "leaks" if verdict.fails else "stays within the limits" + " (not decided)" * (not verdict.holds)
+            words = "leaks" if verdict.fails else "stays within the limits"
+            words += f", which is {verdict.words}" * (verdict.word == UNDECIDED)
             who = "Without a defense" if one.undefended else f"With {one.label}"
             shown = f" ({limits})" if len(attacked) == 1 else ""
             sentences.append(

@@ -1,14 +1,16 @@
 """Whether a condition holds: no attacker's mean is beyond a threshold, and the attack was strong enough to tell."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from fl_app.analysis.attackers import Attacker
 from fl_app.analysis.conditions import Condition, floors_of
 from fl_app.analysis.findings import Finding, findings_of
-from fl_app.analysis.limits import limits_of
+from fl_app.analysis.limits import Limits, limits_of
 from fl_app.scoring.score import summarize
 
-LEAKING = ("fails", "not attacked")
-"""Verdicts on undefended updates from which a defense can be judged, or about which nothing is known."""
+WEAK = "the attack is too weak"
+UNDECIDED = "not decided"
 
 
 class Verdict(NamedTuple):
@@ -19,20 +21,25 @@ class Verdict(NamedTuple):
     reasons: list[str]
 
     @property
+    def words(self) -> str:
+        """The word, with what it is owed to where that is always the same."""
+        return f"{self.word}: {WEAK}" if self.word == UNDECIDED else self.word
+
+    @property
     def fails(self) -> bool:
         """Whether an attacker got beyond a threshold."""
         return self.word == "fails"
 
     @property
     def holds(self) -> bool:
-        """Whether it was attacked and nobody got beyond a threshold."""
+        """Whether it was attacked by somebody strong enough, and nobody got beyond a threshold."""
         return self.word.startswith("holds")
 
 
-def verdict_of(condition: Condition) -> Verdict:
-    """A condition fails if any attacker's mean is beyond any threshold."""
-    limits = limits_of(condition.measures)
-    found = [one for attacker in condition.attackers for one in findings_of(attacker, limits)]
+def verdict_of(condition: Condition, limits: Limits | None = None) -> Verdict:
+    """A condition fails if any attacker's mean is beyond any threshold: those of its measures, or others."""
+    limits = limits or limits_of(condition.measures)
+    found = _findings(condition.attackers, limits)
     if not found:
         return Verdict("not attacked", [])
     furthest: dict[str, Finding] = {}
@@ -40,21 +47,33 @@ def verdict_of(condition: Condition) -> Verdict:
         furthest.setdefault(one.metric, one)
     if furthest:
         return Verdict("fails", [_reason(furthest[metric]) for metric in condition.measures if metric in furthest])
-    if weak := _too_weak(condition):
-        return Verdict("not decided", [f"the attack is too weak: {reason}" for reason in weak])
-    return Verdict("holds" if condition.informed() or condition.undefended else "holds (naive only)", [])
+    if weak := _too_weak(condition, limits):
+        return Verdict(UNDECIDED, weak)
+    return Verdict("holds" if condition.informed() else "holds (naive only)", [])
 
 
-def _too_weak(condition: Condition) -> list[str]:
+def leaks(attackers: Sequence[Attacker], *limits: Limits) -> bool | None:
+    """Whether the mean of any attacker is beyond any of these thresholds; None if nothing was measured."""
+    found = [one for each in limits for one in _findings(attackers, each)]
+    return any(one.beaten for one in found) if found else None
+
+
+def _findings(attackers: Sequence[Attacker], limits: Limits) -> list[Finding]:
+    return [one for attacker in attackers for one in findings_of(attacker, limits)]
+
+
+def _too_weak(condition: Condition, limits: Limits) -> list[str]:
     """Why nothing follows from an attack that stays within the limits; empty if it could have told."""
-    found, worst = [], condition.worst("psnr")
-    floor = summarize(floors_of([condition]).get("class mean", []), "psnr").mean
+    found, worst, plain = [], condition.worst("psnr"), condition.plain
+    blind = floors_of([condition]) or (floors_of([plain]) if plain else {})
+    floor = summarize(blind.get("class mean", []), "psnr").mean
     reached = worst.mean("psnr") if worst is not None else None
     if floor is not None and reached is not None and reached < floor:
         text = condition.measures["psnr"].text
         found.append(f"{text(reached)} dB is below the {text(floor)} dB of the mean image of the class")
-    if condition.plain is not None and not condition.undefended and verdict_of(condition.plain).word not in LEAKING:
-        found.append("undefended updates stay within the limits, too")
+    # Limits may be moved: an attack that gets beyond the usual ones is able to tell.
+    if plain is not None and leaks(plain.attackers, limits, limits_of(condition.measures)) is False:
+        found.append("undefended updates stay within the limits" + ", too" * (not condition.undefended))
     return found
 
 
@@ -65,5 +84,5 @@ def _reason(one: Finding) -> str:
 
 def nearly_fails(condition: Condition) -> bool:
     """Whether the interval of any attacker reaches beyond a threshold."""
-    found = [one for each in condition.attackers for one in findings_of(each, limits_of(condition.measures))]
+    found = _findings(condition.attackers, limits_of(condition.measures))
     return any(one.measure.leaks(end) for one in found for end in one.interval or ())

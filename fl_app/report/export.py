@@ -14,7 +14,9 @@ from types import NoneType
 from typing import Any
 
 from fl_app.analysis.attackers import Attacker, attackers_of, worst_informed
+from fl_app.analysis.conditions import conditions_of
 from fl_app.analysis.results import AttackResult, CellResult, RunResult, Study, read_study
+from fl_app.analysis.verdict import verdict_of
 from fl_app.report.spreadsheet import csv_text
 from fl_app.scoring.base import Measure
 from fl_app.scoring.floors import FLOORS
@@ -97,7 +99,7 @@ def rounds(study: Study) -> Rows:
 
 def summary(study: Study) -> Rows:
     """One row per (cell, attack): means over targets with their 95 % intervals, the floors, and what the training came to."""
-    rows, measures = Rows(), study.measures
+    rows, measures, verdicts = Rows(), study.measures, _verdicts(study)
     for cell in study.cells:
         about, attacks = _about(study, cell, cell.attacked), cell.attacks
         trained = _about(study, cell, cell.training) if cell.training else {}
@@ -106,7 +108,11 @@ def summary(study: Study) -> Rows:
         for attack in attacks:
             attacker = Attacker([attack])
             row = {**about, **_who(attack), "ledger": attack.ledger, "status": "done", "reason": None}
-            row |= {"targets": len(attack.targets), "failed": attacker.failed, "attack_seconds": attack.seconds}
+            row |= verdicts[cell.name] | {
+                "targets": len(attack.targets),
+                "failed": attacker.failed,
+                "attack_seconds": attack.seconds,
+            }
             for metric in measures:
                 found = attacker.summary(metric)
                 row |= {f"{metric}_{part}": getattr(found, part) for part in ("mean", "low", "high", "n")}
@@ -118,6 +124,16 @@ def summary(study: Study) -> Rows:
             rows.append(row | worst)
         rows += _missing(cell, about)
     return rows
+
+
+def _verdicts(study: Study) -> dict[str, dict[str, str]]:
+    """Cell -> the verdict on its setting, over all attacks and seeds, and why."""
+    found: dict[str, dict[str, str]] = {}
+    for condition in conditions_of(study.cells, unfinished=study.kind == "run"):
+        verdict = verdict_of(condition)
+        about = {"verdict": verdict.words, "verdict_reasons": "; ".join(verdict.reasons)}
+        found |= {cell.name: about for cell in condition.cells}
+    return found
 
 
 def _worst_of_all(attacks: Sequence[AttackResult], measures: Mapping[str, Measure]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fl_app.analysis.attackers import WORST_OF_ALL, Attacker
 from fl_app.analysis.conditions import Condition, floors_of, mean, measures_shown
-from fl_app.analysis.verdict import verdict_of
+from fl_app.analysis.verdict import UNDECIDED, WEAK, verdict_of
 from fl_app.report.spreadsheet import csv_text
 from fl_app.report.tables import half, told
 from fl_app.scoring.base import PLACES
@@ -55,7 +55,9 @@ def summary_csv(conditions: Sequence[Condition]) -> str:
                 f"{name}_min": min(values, default=None),
                 f"{name}_max": max(values, default=None),
             }
-        row |= {"epsilon": one.epsilon, "seconds_a_round": one.seconds_a_round, "verdict": verdict_of(one).word}
+        row |= {"epsilon": one.epsilon, "delta": one.delta, "seconds_a_round": one.seconds_a_round}
+        verdict = verdict_of(one)
+        row |= {"verdict": verdict.words, "verdict_reasons": "; ".join(verdict.reasons)}
         for prefix, find in (("naive_", one.naive), ("informed_", one.informed)):
             row |= _leaks({name: find(name) for name in measures}, prefix)
         rows.append(row)
@@ -112,20 +114,24 @@ def latex(conditions: Sequence[Condition], title: str) -> str:
     for one in conditions:
         value, kept = mean(list(one.accuracies.values())), mean(list(one.pmm.values()))
         shares = ["--" if value is None else f"{value * 100:.1f}", "--" if kept is None else f"{kept:.3f}"]
-        epsilon = "--" if one.epsilon is None else f"{one.epsilon:.3g}"
+        epsilon = "--" if one.epsilon is None else f"{one.epsilon:.3g} ({one.delta:.0e})"
         leaks = [*leak(one.naive, informed=False), *leak(one.informed, informed=True)]
-        lines.append("    " + " & ".join([f"\\texttt{{{latex_text(one.label)}}}", *shares, *leaks, epsilon]) + r" \\")
+        lines.append(
+            "    "
+            + " & ".join([f"\\texttt{{{latex_text(one.label)}}}", verdict_of(one).word, *shares, *leaks, epsilon])
+            + r" \\"
+        )
     titles, number = " & ".join(latex_text(measure.title) for measure in measures.values()), len(measures)
     words = f"Mean $\\pm$ half of the 95\\,\\% interval over targets; bold: beyond the limit; informed: {WORST_OF_ALL}"
     head = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",
         r"  \centering",
-        f"  \\caption{{{latex_text(title)}. {words} ($^n$: it was a naive one).}}",
-        f"  \\begin{{tabular}}{{lrr{'r' * 2 * number}r}}",
+        f"  \\caption{{{latex_text(title)}. {words} ($^n$: it was a naive one); {UNDECIDED}: {WEAK}.}}",
+        f"  \\begin{{tabular}}{{llrr{'r' * 2 * number}r}}",
         r"    \toprule",
-        f"    & & & \\multicolumn{{{number}}}{{c}}{{naive}} & \\multicolumn{{{number}}}{{c}}{{informed}} & \\\\",
-        f"    setting & accuracy & PMM & {titles} & {titles} & $\\varepsilon$ \\\\",
+        f"    & & & & \\multicolumn{{{number}}}{{c}}{{naive}} & \\multicolumn{{{number}}}{{c}}{{informed}} & \\\\",
+        f"    setting & verdict & accuracy & PMM & {titles} & {titles} & $\\varepsilon$ ($\\delta$) \\\\",
         r"    \midrule",
     ]
     return "\n".join([*head, *lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]) + "\n"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fl_app.analysis.attackers import Attacker, in_words
 from fl_app.analysis.conditions import Condition, floors_of, mean, measures_shown
-from fl_app.analysis.verdict import verdict_of
+from fl_app.analysis.verdict import UNDECIDED, WEAK, Verdict, verdict_of
 from fl_app.scoring.base import Measure
 from fl_app.scoring.score import Summary, summarize
 
@@ -111,7 +111,7 @@ def summary(conditions: Sequence[Condition]) -> Table:
             [
                 Entry(str(one.number), "", one.number),
                 Entry(one.label, style="name"),
-                Entry(verdict.word, style=verdict.word.partition(" ")[0], hint="; ".join(verdict.reasons)),
+                _verdict(verdict),
                 number(None if value is None else value * 100, 1, _spread(accuracies, 1, 100.0)),
                 number(mean(kept), 3, "" if one.undefended else _spread(kept, 3)),
                 *_leaks(naive, measures),
@@ -123,6 +123,12 @@ def summary(conditions: Sequence[Condition]) -> Table:
             ]
         )
     return Table("summary", columns, rows, _floors(conditions, measures, len(columns)))
+
+
+def _verdict(verdict: Verdict) -> Entry:
+    """The word, with the reason below it where there is no red number that shows it."""
+    weak = [f"{WEAK}:", *verdict.reasons] if verdict.word == UNDECIDED else []
+    return Entry(verdict.word, " ".join(weak), style=verdict.word.partition(" ")[0], hint="; ".join(verdict.reasons))
 
 
 def _which(found: Mapping[str, Attacker | None], measures: Mapping[str, Measure]) -> Entry:

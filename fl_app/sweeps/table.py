@@ -8,6 +8,7 @@ from rich.table import Table
 from fl_app.analysis.attackers import WORST_OF_ALL, Attacker, in_words
 from fl_app.analysis.conditions import Condition, conditions_of, mean, measures_shown, missing
 from fl_app.analysis.results import CellResult
+from fl_app.analysis.verdict import WEAK, verdict_of
 from fl_app.scoring.base import Measure
 
 LEGEND = (
@@ -23,6 +24,7 @@ def table_of(cells: Sequence[CellResult]) -> Table:
     titles = " ".join(measure.title for measure in measures.values())
     one_attack = len({line.asked for line in lines if line.asked}) < 2
     table = Table("defense", *([] if one_attack else ["attack"]), "seeds", box=None, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column("verdict", min_width=len(WEAK) // 2)
     for name in ("accuracy", "PMM", f"naive:\n{titles}", f"informed:\n{titles}", "s"):
         table.add_column(name, no_wrap=True)
     for line in lines:
@@ -32,13 +34,14 @@ def table_of(cells: Sequence[CellResult]) -> Table:
         told = {name: line.informed(name) for name in measures}
         entries = [
             str(len(done)) + (f", [red]{failed} failed[/red]" if failed else ""),
+            verdict_of(line).words,
             "-" if accuracy is None else f"{accuracy:.3f}",
             "-" if pmm is None else f"{100 * pmm:.1f} %",
             _shown({name: line.naive(name) for name in measures}, measures),
             _shown(told, measures, named=True),
             "-" if seconds is None else f"{seconds:.0f}",
         ]
-        table.add_row(escape(line.label), *([] if one_attack else [escape(line.asked or "")]), *entries)
+        table.add_row(escape(line.label), *([] if one_attack else [escape("".join(line.asked))]), *entries)
     return table
 
 

@@ -42,7 +42,32 @@ def code_of(path, worst=False, **thresholds):
     ids=lambda value: value if isinstance(value, int) else "",
 )
 def test_when_an_attack_beats_a_threshold(tmp_path, lines, worst, code):
-    assert code_of(make_run(tmp_path / "run", lines), worst) == code
+    assert code_of(make_run(tmp_path / "run", lines, defense="sign"), worst) == code
+
+
+@pytest.mark.parametrize(
+    ("undefended", "defended", "floor", "thresholds", "reason"),
+    [
+        (30.0, 12.0, 10.0, {}, ""),
+        (30.0, 12.0, 13.0, {}, "12.0 dB is below the 13.0 dB of the mean image of the class"),
+        (12.0, 11.0, 10.0, {}, "undefended updates stay within the limits, too"),
+        (12.0, 9.0, 8.0, {"psnr": 10.0}, ""),  # by this limit the undefended leak
+        (20.0, 18.0, 8.0, {"psnr": 25.0}, ""),  # and by the usual one they do here: the attack can tell
+    ],
+)
+def test_an_attack_that_is_too_weak_lets_nothing_pass(tmp_path, undefended, defended, floor, thresholds, reason):
+    sweep = make_sweep(tmp_path / "sweep", [("none", [line(psnr=undefended)]), ("sign", None)])
+    run = make_run(sweep / "runs/1/training", defense="sign")
+    add_attack(run, [line(psnr=defended)], floors=[{"floor": "class mean", **line(psnr=floor)}])
+    code, out, _ = run_gate(sweep, *(word for name, value in thresholds.items() for word in (f"--{name}", value)))
+    assert code == (UNJUDGED if reason else PASSED)
+    assert (f"CANNOT JUDGE sign: not decided: the attack is too weak: {reason}" in out) == bool(reason)
+
+
+def test_undefended_updates_leak_or_show_that_the_attack_is_weak(tmp_path):
+    code, out, _ = run_gate(make_run(tmp_path / "run", [line()]))
+    assert code == UNJUDGED
+    assert "none: not decided: the attack is too weak: undefended updates stay within the limits" in out
 
 
 def test_thresholds_can_be_moved_and_left_out_but_not_undone(tmp_path):
@@ -166,7 +191,8 @@ def test_an_attack_that_is_named_is_run_first(small):
     path = engines.run(small.changed(batch_size=1, rounds=1, capture="1", defense="prune(ratio=0.5)"), "inline", Watcher()).path
     words = (path, "--attack", "idlg(iterations=2, restarts=1)", "--lpips", "off")
     told = json.loads(run_gate(*words, "--psnr", "99", "--ssim", "off", "--json")[1])
-    assert told["verdict"] == "passed"
+    assert told["verdict"] == "unjudged"
+    assert "the attack is too weak" in told["line"]  # it falls below the mean image of the class
     assert {one["who"].partition(":")[0] for one in told["findings"]} == {"naive", "informed"}
     assert {one["n"] for one in told["findings"]} == {3}
     assert run_gate(*words, "--psnr", "0.1")[0] == LEAK

@@ -67,7 +67,8 @@ def test_a_defense_that_only_the_naive_attacker_misses_is_called_failing(page):
     row = page.row("prune(ratio=0.5)")
     assert row[2] == "fails"
     assert float(row[5].split()[0]) < 15 < float(row[8].split()[0])
-    assert page.row("prune(ratio=0.9)")[2] == "not decided"  # these reconstructions are worse than the mean of the class
+    words = page.row("prune(ratio=0.9)")[2]
+    assert words.startswith("not decided the attack is too weak: 10.")  # it rebuilds less than the mean of the class
     assert "Of 2 defended settings none is shown to hold: 1 fail the limits" in page.words
     assert "1 cannot be decided, as the attacks are too weak" in page.words
 
@@ -109,9 +110,11 @@ def test_latex_has_its_shape(study, page):
     assert bare.count("{") == bare.count("}")
     rows = [line for line in text.splitlines() if "texttt" in line]
     assert len(rows) == 4
-    assert all(row.count(" & ") == 9 and row.endswith(r"\\") for row in rows)
+    assert all(row.count(" & ") == 10 and row.endswith(r"\\") for row in rows)
     assert r"prune(ratio=0.5)" in rows[1]
     assert r"\textbf{" in rows[1]
+    assert [row.split(" & ")[1] for row in rows] == ["fails", "fails", "not decided", "not attacked"]
+    assert "not decided: the attack is too weak" in text
     assert latex_text(r"a_b & 50% {x} \end ~ ^ $ é") == (
         r"a\_b \& 50\% \{x\} \textbackslash{}end \textasciitilde{} \textasciicircum{} \$ ?"
     )
@@ -148,7 +151,7 @@ def test_a_single_defended_run_that_only_naive_attackers_tried(small, tmp_path):
     (run.path / "attacks/torn").mkdir()
     (run.path / "attacks/torn/scores.jsonl").write_text("{")
     page = Page(write_report(run.path))
-    assert page.row("sign")[2] == "not decided"
+    assert page.row("sign")[2].startswith("not decided the attack is too weak")
     assert "Some means are over no more than 6 targets" in page.words
     assert "torn cannot be read" in page.words
     assert "50.0% accuracy" in page.words
