@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from adversary.base import Attack, AttackError, Belief, Facts, Guess, Informed, Public
 from adversary.learned.ridge import Ridge
-from adversary.presets import DLG, IDLG, CosineLBFGS, GradInversion, InvertingGradients
+from adversary.presets import DLG, IDLG, SME, CosineLBFGS, GradInversion, InvertingGradients
 from adversary.search.matching import Matching
 from fl_app.core import spec
 
@@ -19,6 +19,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "inverting_gradients": InvertingGradients,
     "matching": Matching,
     "ridge": Ridge,
+    "sme": SME,
 }
 
 

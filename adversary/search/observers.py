@@ -2,15 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adversary.base import Guess
-from fl_app.core.local import Gradient, Tensors
+from fl_app.core.local import Gradient, LocalRule, Tensors
 from fl_app.core.observation import Observation, Task
 from fl_app.core.spec import Checked, Registry
+
+
+class Local(NamedTuple):
+    """What an update is imagined from: all that `local_update` takes, and the update that was observed."""
+
+    model: nn.Module
+    params: Tensors
+    x: Tensor
+    y: Tensor
+    rule: LocalRule
+    gradient: Gradient
+    observed: Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +31,8 @@ class Observer(Checked):
 
     by_client: ClassVar[bool] = False
     """Whether `clean` compares the rounds of a client, which then have to be attacked in one call."""
+    unrolls: ClassVar[bool] = True
+    """Whether an update goes through all local steps, which is what it costs."""
 
     def model(self, model: nn.Module, seen: Observation, task: Task) -> nn.Module:
         """The model that the client differentiated."""
@@ -36,6 +50,10 @@ class Observer(Checked):
         """The weights at which the client took its gradient; differentiable, under vmap."""
         return params
 
+    def update(self, local: Local, unknown: Tensors) -> Tensors | None:
+        """The update of a reconstruction, if not by the client's rule (None); differentiable, under vmap."""
+        return None
+
     def sent(self, update: Tensors, unknown: Tensors) -> Tensors:
         """What the client sent of an update; entries of other names go to the objective, too."""
         return update
@@ -50,7 +68,8 @@ class Observer(Checked):
 
 
 def registered() -> Registry[Observer]:
-    """All observers: each knows a defense, so they live with the informed attackers."""
+    """All observers: those that know a defense live with the informed attackers."""
     from adversary.informed import pieces
+    from adversary.search.surrogate import Surrogate
 
-    return pieces.OBSERVERS
+    return {"surrogate": Surrogate, **pieces.OBSERVERS}

@@ -12,6 +12,7 @@ from torch.func import grad_and_value, vmap
 from adversary.base import Guess
 from adversary.priors import Scene
 from adversary.search.checkpoint import Attempt, Checkpoint
+from adversary.search.observers import Local
 from adversary.search.progress import Pace
 from fl_app.core.local import Gradient, Step, Tensors, local_update
 from fl_app.core.observation import Observation, Task
@@ -55,9 +56,9 @@ class Problem:
             self.model = observer.model(self.model, first, task)
             self.gradient = observer.gradient(self.gradient, first)
         self.objective = attack.objective.fitted(first.update, task)
-        kept = self.objective.kept(first.update)
+        self.kept = self.objective.kept(first.update)
         self.views = [
-            RoundView(seen[0].params, {name: torch.stack([one.update[name] for one in seen]) for name in kept})
+            RoundView(seen[0].params, {name: torch.stack([one.update[name] for one in seen]) for name in first.update})
             for seen in zip(*targets, strict=True)
         ]
         self.priors = [prior.bind(Scene(list(targets), task)) for prior in attack.priors if prior.weight]
@@ -97,10 +98,12 @@ class Problem:
             params, observers = view.params, list(enumerate(self.attack.observers))
             for number, observer in observers:
                 params = observer.weights(params, _own(unknown, number), self.progress)
-            update = local_update(self.model, params, x, y, self.rule, self.gradient)
+            local = Local(self.model, params, x, y, self.rule, self.gradient, observed)
+            imagined = (observer.update(local, _own(unknown, number)) for number, observer in observers)
+            update = next((one for one in imagined if one is not None), None) or local_update(*local[:-1])
             for number, observer in observers:
                 update = observer.sent(update, _own(unknown, number))
-            return self.objective(update, observed, self.progress)
+            return self.objective(update, {name: observed[name] for name in self.kept}, self.progress)
 
         # One flat batch over (target, seed): an inner vmap over seeds would see the same memory.
         targets, seeds = x.shape[:2]

@@ -16,6 +16,7 @@ FEW = {
     "idlg": "idlg(iterations=100, restarts=1)",
     "inverting_gradients": "inverting_gradients(iterations=200)",
     "matching": "matching(optimizer=adam(iterations=200))",
+    "sme": "sme(iterations=100)",
 }
 """With fewer iterations than papers take."""
 FROZEN = dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ QUICK = {
     "idlg": "idlg(iterations=200, restarts=1)",
     "inverting_gradients": "inverting_gradients(iterations=300, signed=False, init='uniform')",
     "matching": "matching(optimizer=lbfgs(iterations=150), space=pixels(init=uniform, boxed=False))",
+    "sme": "sme(iterations=150)",
 }
 
 
