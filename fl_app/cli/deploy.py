@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from fl_app.cli.options import Config, Resume, Settings
+from fl_app.core.flower import need_grpc
 
 app = typer.Typer(no_args_is_help=True, help="Real clients over gRPC: a Flower SuperLink and SuperNodes with TLS and keys.")
 log = logging.getLogger("thorns")
@@ -56,6 +57,7 @@ def local(
 
     Certificates and keys are made for this run and thrown away after it. Everything that was started ends with the command.
     """
+    need_grpc()
     from fl_app.cli.run import asked_for, run_and_report
     from fl_app.engines.grpc.local import Local, run_local
     from fl_app.experiment.config import ConfigError, parse_assignment
@@ -87,6 +89,7 @@ def server(
     logs: Logs = None,
 ) -> None:
     """Run an experiment with clients on other machines: start a SuperLink, let in the keys in DIR, wait for all clients."""
+    need_grpc()
     from fl_app.cli.run import asked_for, run_and_report
     from fl_app.engines.grpc.certificates import Certificates
     from fl_app.engines.grpc.local import run_server
@@ -131,6 +134,7 @@ def client(
     ] = None,
 ) -> None:
     """Be one client until Ctrl-C or SIGTERM; runs what is installed here, never code that the server sends."""
+    need_grpc()
     from flwr.common.config import parse_config_args
 
     from fl_app.engines.grpc.connection import NodeSettings

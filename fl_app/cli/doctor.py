@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fl_app.core import halfprecision
+from fl_app.core import flower, halfprecision
 from fl_app.core.places import cache_dir
 
 IMPORTED = {"torch": "torch", "torchvision": "fl_app.core.vision", "flwr": "flwr", "ray": "ray"}
@@ -64,7 +64,9 @@ def versions() -> Iterator[Finding]:
         except Exception as error:  # an extension that does not fit this system may raise anything
             yield Finding(package, "broken", f"{found} cannot be imported: {' '.join(str(error).split())[:200]}", again)
         else:
-            yield Finding(package, "ok", found)
+            no_deploy = package == "flwr" and not flower.speaks_grpc()
+            advice = f"thorns deploy needs {flower.GRPC_SERIES}: pip install 'thorns[deploy]'" if no_deploy else ""
+            yield Finding(package, "note" if no_deploy else "ok", found, advice)
 
 
 def processor() -> Iterator[Finding]:

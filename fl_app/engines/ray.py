@@ -49,7 +49,7 @@ def run_ray(clients: int, run_config: dict[str, Value], main: Callable[[Grid, Co
     with tempfile.TemporaryDirectory(prefix="thorns-") as folder:
         # Flower gives clients the config of an app directory: this one holds nothing else.
         (Path(folder) / "pyproject.toml").write_text(app_toml(run_config), encoding="utf-8")
-        # Not `run_simulation`: it is deprecated and takes no run config. flwr is pinned to the series that has this one.
+        # Not `run_simulation`: it is deprecated and takes no run config.
         _run_simulation(
             num_supernodes=clients,
             exit_event=EventType.PYTHON_API_RUN_SIMULATION_LEAVE,

@@ -34,7 +34,7 @@ def program(name: str) -> str:
     """A command that was installed beside this Python."""
     found = shutil.which(name, path=search_path())
     if found is None:
-        raise RuntimeError(f"{name} is not installed: pip install 'flwr[simulation]==1.39.*'")
+        raise RuntimeError(f"{name} is not installed: pip install 'thorns[deploy]'")
     return found
 
 
