@@ -13,6 +13,7 @@ import client_defenses
 from client_defenses.base import Defense, Memory, beyond_messages
 from fl_app.core.local import Tensors
 from fl_app.core.seeds import derive
+from fl_app.core.spec import SpecError
 
 if TYPE_CHECKING:  # Flower is imported where it is used: this package is imported by attacks too, which need none of it
     from flwr.app import Context, Message, RecordDict
@@ -27,13 +28,23 @@ class ModError(ValueError):
     """A defense that cannot protect these messages; the message says what to do instead."""
 
 
-def defense_mod(payload: Payload = "weights", *, key: str = "defense", arrays: str = "arrays", private: bool = False) -> Mod:
-    """A mod for `ClientApp(mods=[defense_mod()])` that applies the defense named by the run's config to each train reply.
+def defense_mod(
+    payload: Payload = "weights",
+    *,
+    defense: str | None = None,
+    key: str = "defense",
+    arrays: str = "arrays",
+    private: bool = False,
+) -> Mod:
+    """A mod for `ClientApp(mods=[defense_mod()])` that applies a defense to each train reply.
 
-    `payload` says what the clients send: their new weights, the change of the weights, or a gradient. `key` is the setting
-    that holds the defense, read when a message comes; `arrays` is the record of weights in requests and of the payload in
+    `payload` says what the clients send: their new weights, the change of the weights, or a gradient. `defense` names the
+    defense, such as "prune(ratio=0.9)": the client's own choice, which no server changes. Without it the setting `key` of the
+    run's config names one, read when a message comes. `arrays` is the record of weights in requests and of the payload in
     replies. Only floating-point arrays are transformed; counters pass as they are, and so do metrics. `private` refuses a
     defense that promises no epsilon.
+
+    A wrong use is answered with an error that says what to do, before anything leaves.
 
     Draws are seeded by the operating system and known to nobody. For repeatable simulations, and only for those, the
     setting `<key>-seed` fixes them: whoever knows it, the server among them, can subtract the noise.
@@ -41,11 +52,9 @@ def defense_mod(payload: Payload = "weights", *, key: str = "defense", arrays: s
     if payload not in ("weights", "delta", "gradient"):
         raise ModError(f"payload={payload!r}: say what the clients send, 'weights', 'delta' or 'gradient'")
 
-    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        if message.metadata.message_type.partition(".")[0] != "train":
-            return call_next(message, context)
+    def protected_reply(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         # Everything that can be known is checked before the client trains.
-        defense = defense_of(context, key, private=private)
+        chosen = usable(named_by(context, key) if defense is None else defense, private=private)
         memory = _recall(context, key)
         before = _tensors(message.content, arrays, "request")
         reply = call_next(message, context)
@@ -57,12 +66,22 @@ def defense_mod(payload: Payload = "weights", *, key: str = "defense", arrays: s
             raise ModError(f"the reply also brings the arrays {others}, which would leave unprotected: put all into '{arrays}'")
         sent = {name: value for name, value in after.items() if value.is_floating_point()}
         check_payload(payload, sent, before)
-        protected = protect(defense, payload, sent, before, memory)
+        protected = protect(chosen, payload, sent, before, memory)
         _remember(context, memory)
         from fl_app.core.wire import to_record
 
         reply.content[arrays] = to_record({**after, **protected})
         return reply
+
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if message.metadata.message_type.partition(".")[0] != "train":
+            return call_next(message, context)
+        try:
+            return protected_reply(message, context, call_next)
+        except (ModError, SpecError) as error:
+            from fl_app.core.refusal import refusal
+
+            return refusal(message, f"defense_mod: {error}")
 
     return mod
 
@@ -72,21 +91,26 @@ def _build(text: str) -> Defense:
     return client_defenses.build(text)
 
 
-def defense_of(context: Context, key: str, *, private: bool = False) -> Defense:
-    """The defense that the run's config names, if it can work on messages alone."""
+def named_by(context: Context, key: str) -> str:
+    """The defense that the run's config names."""
     text = context.run_config.get(key)
     if not isinstance(text, str):
         raise ModError(
-            f"the run's config names no defense: add {key} = \"...\" to [tool.flwr.app.config] of the app's pyproject.toml "
-            f"(known: {', '.join(client_defenses.DEFENSES)}), or name another setting by defense_mod(key=...)"
+            f'the run\'s config names no defense: write defense_mod(defense="..."), or add {key} = "..." to '
+            f"[tool.flwr.app.config] of the app's pyproject.toml (known: {', '.join(client_defenses.DEFENSES)})"
         )
+    return text
+
+
+def usable(text: str, *, private: bool = False) -> Defense:
+    """The defense of a spec, if it can work on messages alone."""
     defense = _build(text)
     hooks = beyond_messages(defense)
     if hooks:
         raise ModError(
             f"'{text}' works inside the training ({', '.join(dict.fromkeys(hooks))}), so it cannot protect a finished message: "
             "leave out defense_mod and write `defense.backward(model, x, y)` in place of `loss.backward()`, "
-            f"with defense = client_defenses.build(context.run_config[{key!r}])"
+            f"with defense = client_defenses.build({text!r})"
         )
     if private and defense.noise_multiplier() is None:
         raise ModError(
@@ -146,13 +170,16 @@ def _flat(tensors: Tensors) -> Tensor:
 def _tensors(content: RecordDict, name: str, what: str) -> Tensors:
     from flwr.app import ArrayRecord
 
-    from fl_app.core.wire import to_tensors
+    from fl_app.core.wire import WireError, to_tensors
 
     record = content.get(name)
     if not isinstance(record, ArrayRecord):
         found = ", ".join(content.array_records) or "none"
         raise ModError(f"the {what} has no arrays called '{name}' (it has: {found}): name them by defense_mod(arrays=...)")
-    return to_tensors(record)
+    try:
+        return to_tensors(record)
+    except WireError as error:
+        raise ModError(f"the {what}'s arrays cannot be read: {error}") from error
 
 
 def _recall(context: Context, key: str) -> Memory:

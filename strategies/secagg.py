@@ -26,6 +26,7 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import Workflow
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fl_app.core.refusal import refusal
 from fl_app.core.wire import to_record, to_tensors
 
 log = logging.getLogger("thorns")
@@ -41,26 +42,32 @@ def secagg_mod(message: Message, context: Context, call_next: ClientAppCallable)
         return call_next(message, context)
     configs = message.content.get(RECORD_KEY_CONFIGS)
     if not isinstance(configs, ConfigRecord):
-        raise ValueError(
-            "the server asks for a plain update, but this client sends masked ones only: wrap its strategy in SecAgg"
-        )
+        why = "the server asks for a plain update, but this client sends masked ones only: wrap its strategy in SecAgg"
+        return refusal(message, f"secagg_mod: {why}")
 
     def plain(request: Message, context: Context) -> Message:
         return _legacy(request, call_next(request, context))
 
     # The mod takes things out of this record, which within one process may be that of all clients.
     message.content = RecordDict({**message.content, RECORD_KEY_CONFIGS: ConfigRecord(dict(configs))})
-    return secaggplus_mod(message, context, plain)
+    try:
+        return secaggplus_mod(message, context, plain)
+    except CannotMask as error:
+        return refusal(message, f"secagg_mod: {error}")
+
+
+class CannotMask(ValueError):
+    """A reply that secure aggregation cannot mask; the message says why."""
 
 
 def _legacy(request: Message, reply: Message) -> Message:
     """The reply as Flower's mod reads it: arrays without names, in the order of the request."""
     if reply.has_error():
-        raise ValueError(reply.error.reason)
+        raise CannotMask(reply.error.reason)
     asked, arrays, metrics = _arrays(request), _arrays(reply), list(reply.content.metric_records.values())
     number = metrics[0].get(EXAMPLES) if len(metrics) == 1 else None
     if arrays.keys() != asked.keys() or not isinstance(number, int):
-        raise ValueError(f"secure aggregation needs replies with the arrays of the request and {EXAMPLES} alone")
+        raise CannotMask(f"secure aggregation needs replies with the arrays of the request and {EXAMPLES} alone")
     parameters = Parameters([arrays[name].data for name in asked], "numpy.ndarray")
     result = FitRes(Status(Code.OK, ""), parameters, number, {})
     return Message(fitres_to_recorddict(result, keep_input=True), reply_to=request)
@@ -69,7 +76,7 @@ def _legacy(request: Message, reply: Message) -> Message:
 def _arrays(message: Message) -> ArrayRecord:
     records = list(message.content.array_records.values())
     if len(records) != 1:
-        raise ValueError(f"secure aggregation needs one array record in a message, not {len(records)}")
+        raise CannotMask(f"secure aggregation needs one array record in a message, not {len(records)}")
     return records[0]
 
 

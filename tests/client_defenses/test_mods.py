@@ -8,13 +8,13 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 import client_defenses
 from client_defenses import Defense, Memory, build, defense_mod
 from client_defenses.mods import MEMORY, ModError, check_payload
 from fl_app.core import plugins
-from fl_app.core.plugins import NotAllowed
 
 OLD = {"w": torch.linspace(-1, 1, 60).view(6, 10), "b": torch.full((6,), 0.5), "count": torch.tensor(7)}
 STEP = {name: torch.linspace(0.01, 0.3, value.numel()).view_as(value) for name, value in OLD.items() if name != "count"}
@@ -57,6 +57,16 @@ def client(reply=NEW, name="arrays", seen=None, more=None):
 def sent(mod, settings, reply=NEW, ctx=None, **named):
     answer = mod(request(**named), ctx or context(settings), client(reply))
     return answer.content["arrays"].to_torch_state_dict()
+
+
+def reason(mod, settings, reply=NEW, **named):
+    """Why a message is refused: an error reply with one line, as no strategy or engine shows more of it."""
+    answer = mod(request(), context(settings), client(reply, **named))
+    assert answer.has_error()
+    assert answer.error.code == ErrorCode.MOD_FAILED_PRECONDITION
+    assert answer.error.reason.startswith("defense_mod: ")
+    assert len(answer.error.reason.splitlines()) == 1
+    return answer.error.reason
 
 
 def same(a, b):
@@ -163,10 +173,11 @@ def test_draws_are_secret_unless_a_simulation_fixes_them():
 @pytest.mark.parametrize(
     ("mod", "settings", "hints"),
     [
-        (defense_mod(), {}, ['add defense = "..."', "[tool.flwr.app.config]", "prune"]),
+        (defense_mod(), {}, ['defense_mod(defense="...")', 'add defense = "..."', "[tool.flwr.app.config]", "prune"]),
         (defense_mod(key="guard"), {"defense": "sign"}, ['add guard = "..."']),
         (defense_mod(), {"defense": 3}, ['add defense = "..."']),
         (defense_mod(), {"defense": "prun"}, ["did you mean 'prune'"]),
+        (defense_mod(defense="prun"), {"defense": "prune"}, ["did you mean 'prune'"]),
         (defense_mod(), {"defense": "sign + data_side"}, ["on_batch", "defense.backward(model, x, y)"]),
         (defense_mod(), {"defense": "drop_fedsgd"}, ["(gradient)", "defense.backward(model, x, y)"]),
         (defense_mod(private=True), {"defense": "prune"}, ["'prune' promises no epsilon", "leave out private=True"]),
@@ -178,10 +189,23 @@ def test_draws_are_secret_unless_a_simulation_fixes_them():
 def test_wrong_uses_are_refused_before_the_client_trains(mod, settings, hints, monkeypatch):
     monkeypatch.setitem(client_defenses.DEFENSES, "data_side", DataSide)
     trained = []
-    with pytest.raises(ValueError, match=r".") as refusal:
-        mod(request(), context(settings), client(seen=trained))
-    assert all(hint in str(refusal.value) for hint in hints), refusal.value
+    why = reason(mod, settings, seen=trained)
+    assert all(hint in why for hint in hints), why
     assert trained == []
+
+
+def test_a_defense_named_in_the_app_is_not_the_servers_to_change():
+    got = sent(defense_mod(defense="prune(ratio=0.5)"), {"defense": "none"})
+    assert same(got, sent(defense_mod(), {"defense": "prune(ratio=0.5)"}))
+    assert not same(got, NEW)
+
+
+def test_what_goes_wrong_in_the_app_itself_is_not_called_a_refusal():
+    def fails(message, ctx):
+        raise ValueError("out of data")
+
+    with pytest.raises(ValueError, match="out of data"):
+        defense_mod(defense="sign")(request(), context({}), fails)
 
 
 def test_an_epsilon_is_given_by_those_who_have_one():
@@ -201,14 +225,12 @@ def test_an_epsilon_is_given_by_those_who_have_one():
     ],
 )
 def test_a_payload_that_is_not_what_was_declared_never_leaves(payload, reply, hint):
-    with pytest.raises(ModError) as refusal:
-        sent(defense_mod(payload), {"defense": "sign"}, reply)
-    assert hint in str(refusal.value)
+    assert hint in reason(defense_mod(payload), {"defense": "sign"}, reply)
 
 
 def test_other_arrays_do_not_slip_out():
-    with pytest.raises(ModError, match="unprotected"):
-        defense_mod()(request(), context({"defense": "sign"}), client(more={"extra": ArrayRecord({"g": torch.ones(2)})}))
+    more = {"extra": ArrayRecord({"g": torch.ones(2)})}
+    assert "unprotected" in reason(defense_mod(), {"defense": "sign"}, more=more)
     with pytest.raises(ModError, match="'weights', 'delta' or 'gradient'"):
         defense_mod("weight")
 
@@ -238,8 +260,7 @@ def test_importing_the_defenses_does_not_import_flower():
 
 def test_a_defense_from_outside_needs_the_clients_permission(outside):
     name = f"{outside()}:Halve"
-    with pytest.raises(NotAllowed, match=f"{name} is code from outside Thorns"):
-        sent(defense_mod("gradient"), {"defense": name}, STEP)
+    assert f"{name} is code from outside Thorns" in reason(defense_mod("gradient"), {"defense": name}, STEP)
     plugins.allow([name])  # as an app's own client_app.py would
     got = sent(defense_mod("gradient"), {"defense": name}, STEP)
     assert same(got, {key: 0.5 * value for key, value in STEP.items()})

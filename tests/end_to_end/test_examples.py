@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -30,6 +31,12 @@ APP = ROOT / "examples" / "quickstart-pytorch"
 BLOCK = re.compile(r"^```diff (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CONFIG, MOD, BACKWARD, CURIOUS = BLOCK.findall((APP / "README.md").read_text())
 PACKAGE = "quickstart"
+PASTED = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+PASTED_MOD, PASTED_BACKWARD, PASTED_CURIOUS = PASTED
+# Where the comments of these blocks say that they go.
+APP_LINE = "app = ClientApp()"
+BACKWARD_LINE = "cross_entropy(model(images), labels).backward()"
+STRATEGY_LINE = "strategy = FedAvg(fraction_evaluate=0.0)"
 
 
 def change(app, block):
@@ -42,6 +49,14 @@ def change(app, block):
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     path.write_text(text)
+
+
+def paste(copy, file, line, block, after=False):
+    """Put a block of the main README in the place of a line of the app, or after it."""
+    path = copy / PACKAGE / file
+    (found,) = re.findall(rf"^ *{re.escape(line)}\n", path.read_text(), re.MULTILINE)
+    new = textwrap.indent(block, found[: found.index(line)])
+    path.write_text(path.read_text().replace(found, found * after + new))
 
 
 @pytest.fixture
@@ -186,6 +201,36 @@ def test_inside_the_training_no_defense_is_none_to_the_last_bit(app):
         run_inline(app(name, CONFIG, MOD), client_images=40, defense="dp_gaussian", **{"defense-seed": 1}) for name in "cd"
     ]
     assert same(*fixed)
+
+
+def test_what_the_readme_shows_works_when_it_is_pasted(app):
+    final = run_inline(app("pristine"), client_images=4, batch_size=4)
+    sent, inside = app("sent"), app("inside")
+    paste(sent, "client_app.py", APP_LINE, PASTED_MOD)
+    paste(sent, "server_app.py", STRATEGY_LINE, PASTED_CURIOUS, after=True)
+    run_inline(sent, client_images=4, batch_size=4)
+    seen, damaged = Captures(Path("captures")).read_all()
+    assert [(one.server_round, one.client, one.num_examples) for one in seen] == [(1, 0, 4), (1, 1, 4), (2, 0, 4), (2, 1, 4)]
+    assert damaged == []
+    for one in seen:
+        kept = sum(int(value.count_nonzero()) for value in one.update.values())
+        assert 0.05 < kept / sum(value.numel() for value in one.update.values()) < 0.11
+    paste(inside, "client_app.py", BACKWARD_LINE, PASTED_BACKWARD)
+    learnt = run_inline(inside, client_images=4, batch_size=4)
+    assert learnt.keys() == final.keys()
+    assert not same(learnt, final)
+
+
+def test_a_wrong_defense_is_one_line_per_reply_under_flowers_own_simulation(app, caplog):
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        final = run_ray(app("typo", CONFIG, MOD), defense="prun(ratio=0.9)", client_images=4)
+    assert final == {}
+    assert "Traceback" not in caplog.text
+    said = [record.getMessage() for record in caplog.records if "prun" in record.getMessage()]
+    assert len(said) == 4  # two clients, two rounds
+    assert all(
+        re.fullmatch(r"\s*> Received error in reply from node \d+: defense_mod: .*did you mean 'prune'.*", one) for one in said
+    )
 
 
 def test_a_wrong_use_sends_nothing_and_says_what_to_do(app, caplog):
