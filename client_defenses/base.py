@@ -8,6 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
+from client_defenses.tools.noise import Noise
 from fl_app.core import halfprecision
 from fl_app.core.local import Step, Tensors
 from fl_app.core.spec import Checked, SpecError
@@ -98,6 +99,14 @@ class Defense(Checked):
     def noise_multiplier(self) -> float | None:
         """Noise / sensitivity of the Gaussian mechanism that each step is, for an accountant; None: it promises no epsilon."""
         return None
+
+    def noise_law(self) -> Noise | None:
+        """The law of the noise that a step adds to `before_noise`; None where that is not all that it does, or is no noise."""
+        return None
+
+    def before_noise(self, step: Step, memory: Memory) -> Tensors:
+        """What a step adds its noise to, for `noise_law`: differentiable by the step's x; draws but for the noise are made."""
+        return self.expected(step.differentiable_gradient())
 
     @final
     def protect(self, step: Step, memory: Memory) -> Tensors:
@@ -196,7 +205,17 @@ class Chain(Defense):
 
     def noise_multiplier(self) -> float | None:
         """That of its first part, if the others only process what it gave and none looks at data again."""
-        found = [(place, value) for place, part in enumerate(self.parts) if (value := part.noise_multiplier()) is not None]
-        if len(found) != 1 or found[0][0] != 0 or any(beyond_messages(part) for part in self.parts[1:]):
-            return None
-        return found[0][1]
+        promising = [part for part in self.parts if part.noise_multiplier() is not None]
+        return self.parts[0].noise_multiplier() if len(promising) == 1 and self._only_first_looks() else None
+
+    def noise_law(self) -> Noise | None:
+        """That of its first part, if the others only process what it gave: they can only take information away."""
+        return self.parts[0].noise_law() if self._only_first_looks() else None
+
+    def before_noise(self, step: Step, memory: Memory) -> Tensors:
+        """What its first part adds noise to."""
+        return self.parts[0].before_noise(step, memory.part("0"))
+
+    def _only_first_looks(self) -> bool:
+        """Whether all parts but the first only process what they are given."""
+        return bool(self.parts) and not any(beyond_messages(part) for part in self.parts[1:])

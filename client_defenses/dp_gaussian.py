@@ -7,6 +7,7 @@ from pydantic import Field
 
 from client_defenses.base import Defense, Memory
 from client_defenses.tools.clipping import clip
+from client_defenses.tools.noise import Noise
 from client_defenses.tools.precision import narrowed, widened
 from fl_app.core.local import Tensors
 
@@ -32,3 +33,7 @@ class DPGaussian(Defense):
     def noise_multiplier(self) -> float | None:
         """Noise / sensitivity = scale / (2 clip): a replaced example moves the batch's clipped gradient by at most 2 clip."""
         return self.scale / (2 * self.clip) if self.clip is not None and self.scale > 0 else None
+
+    def noise_law(self) -> Noise | None:
+        """Of the clipped gradient."""
+        return Noise(scale=self.scale, clip=self.clip) if self.scale > 0 else None

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from client_defenses.base import Defense, Memory
 from client_defenses.tools.clipping import clip
+from client_defenses.tools.noise import Noise
 from client_defenses.tools.precision import narrowed, widened
 from fl_app.core.local import Tensors
 
@@ -34,6 +35,10 @@ class DPLaplace(Defense):
     def expected(self, grads: Tensors) -> Tensors:
         """The clipped gradient."""
         return grads if self.clip is None else clip(grads, self.clip)
+
+    def noise_law(self) -> Noise | None:
+        """Of the clipped gradient."""
+        return Noise(kind="laplace", scale=self.scale, clip=self.clip) if self.scale > 0 else None
 
 
 def laplace(uniform: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from typing import Annotated
 from pydantic import Field
 
 from client_defenses.base import Defense, Memory
-from client_defenses.tools.per_example import clipped_sum, refuse_batch_norm
+from client_defenses.tools.noise import Noise
+from client_defenses.tools.per_example import by_vmap, clipped_sum, refuse_batch_norm
 from fl_app.core.local import Step, Tensors
 
 
@@ -34,3 +35,12 @@ class DPSGD(Defense):
     def noise_multiplier(self) -> float:
         """Noise on the sum over the most that one example can change it."""
         return self.noise
+
+    def noise_law(self) -> Noise | None:
+        """Of the clipped sum."""
+        return Noise(scale=self.noise * self.clip, clip=self.clip, summed=True) if self.noise > 0 else None
+
+    def before_noise(self, step: Step, memory: Memory) -> Tensors:
+        """The clipped sum."""
+        refuse_batch_norm(step.model, "dp_sgd")
+        return by_vmap(step, self.clip)

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from client_defenses.base import Defense, Memory
 from client_defenses.tools.layers import linear_layer
-from client_defenses.tools.per_example import Rows, clipped_sum, refuse_batch_norm
+from client_defenses.tools.noise import Noise
+from client_defenses.tools.per_example import Rows, by_vmap, clipped_sum, refuse_batch_norm
 from fl_app.core.local import Step, Tensors
 
 
@@ -29,19 +30,31 @@ class LDPM(Defense):
 
     def gradient(self, step: Step, memory: Memory) -> Tensors:
         """Take the noisy mean of what the examples keep."""
-        refuse_batch_norm(step.model, "ldpm")
-        batch = len(step.x)
-        name, layer = linear_layer(step.model)
-        classes = layer.out_features
-        rows = Rows(name, torch.randint(0, classes, (batch,), generator=memory.rng).to(step.x.device))
-        scale = 2 * self.clip * self.noise
+        rows, classes = self._rows(step, memory)
+        batch, scale = len(step.x), 2 * self.clip * self.noise
         return {
-            key: ((value.float() + scale * memory.normal(value)) * (classes if key.startswith(f"{name}.") else 1) / batch).to(
-                value
-            )
+            key: (
+                (value.float() + scale * memory.normal(value)) * (classes if key.startswith(f"{rows.layer}.") else 1) / batch
+            ).to(value)
             for key, value in clipped_sum(step, self.clip, rows).items()
         }
+
+    def _rows(self, step: Step, memory: Memory) -> tuple[Rows, int]:
+        """The row that each example keeps, and the number of classes."""
+        refuse_batch_norm(step.model, "ldpm")
+        name, layer = linear_layer(step.model)
+        classes = layer.out_features
+        drawn = torch.randint(0, classes, (len(step.x),), generator=memory.rng)
+        return Rows(name, drawn.to(step.x.device)), classes
 
     def noise_multiplier(self) -> float:
         """Noise on the sum over the most that a replaced example can change it."""
         return self.noise
+
+    def noise_law(self) -> Noise | None:
+        """Of the clipped sum, for somebody who also knows which rows were kept."""
+        return Noise(scale=2 * self.clip * self.noise, clip=self.clip, summed=True) if self.noise > 0 else None
+
+    def before_noise(self, step: Step, memory: Memory) -> Tensors:
+        """The clipped sum of what the examples keep; the class layer's factor can be undone."""
+        return by_vmap(step, self.clip, self._rows(step, memory)[0])

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from client_defenses.base import Defense, Memory
+from client_defenses.tools.noise import Noise
 from client_defenses.tools.precision import narrowed, widened
 from fl_app.core.local import Tensors
 
@@ -55,3 +56,8 @@ class PPFA(Defense):
         return narrowed(
             {name: value + factor * value.square().mean().sqrt() * memory.normal(value) for name, value in wide.items()}, grads
         )
+
+    def noise_law(self) -> Noise | None:
+        """Of the gradient, in proportion to each tensor."""
+        factor = noise_for(self.budget)
+        return Noise(relative=factor) if factor > 0 else None

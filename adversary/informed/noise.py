@@ -13,10 +13,7 @@ from adversary.objectives import TINY, Objective
 from adversary.search.matching import Matching
 from adversary.search.optimizers import LBFGS
 from adversary.spaces import ClassGaussian
-from client_defenses.dp_gaussian import DPGaussian
-from client_defenses.dp_laplace import DPLaplace
-from client_defenses.dp_sgd import DPSGD
-from client_defenses.ppfa import PPFA, noise_for
+from client_defenses import Defense
 from fl_app.core.local import Tensors
 
 ITERATIONS = 200
@@ -51,28 +48,19 @@ class NoiseLaw(Objective):
         return torch.stack(total).sum()
 
 
-def law_of(defense: object, facts: Facts) -> NoiseLaw | None:
+def law_of(defense: Defense, facts: Facts) -> NoiseLaw | None:
     """The law of a defense's noise, for the mean of the rounds that are matched together; None if it adds none."""
-    rounds = facts.rounds if facts.repeats else 1
-    match defense:
-        case DPSGD():
-            found = NoiseLaw(scale=defense.noise * defense.clip / facts.examples, clip=defense.clip)
-        case DPGaussian():
-            found = NoiseLaw(scale=defense.scale, clip=defense.clip or 0.0)
-        case DPLaplace():
-            found = NoiseLaw(scale=defense.scale, clip=defense.clip or 0.0, law="laplace")
-        case PPFA():
-            found = NoiseLaw(relative=noise_for(defense.budget))
-        case _:
-            return None
-    if not found.scale and not found.relative:
+    found = defense.noise_law()
+    if found is None:
         return None
+    rounds = facts.rounds if facts.repeats else 1
     # The search takes the mean over rounds, where the likelihood of all of them is the sum.
-    shrink = 1 / rounds if found.law == "laplace" else rounds**-0.5
-    return replace(found, scale=found.scale * shrink, relative=found.relative * shrink)
+    shrink = 1 / rounds if found.kind == "laplace" else rounds**-0.5
+    scale = found.scale / facts.examples if found.summed else found.scale
+    return NoiseLaw(scale=scale * shrink, relative=found.relative * shrink, clip=found.clip or 0.0, law=found.kind)
 
 
-def variants(defense: object, facts: Facts) -> list[Variant]:
+def variants(defense: Defense, facts: Facts) -> list[Variant]:
     """The most likely image of its class given the noise's law; or what does not depend on the noise at all."""
     law = law_of(defense, facts)
     if law is None:

@@ -69,7 +69,7 @@ def factors(squared: Tensor, bound: float) -> Tensor:
 
 
 def by_vmap(step: Step, bound: float, rows: Rows | None = None) -> Tensors:
-    """The clipped sum from explicit per-example gradients, some examples at a time: slower, but for any model."""
+    """The clipped sum from explicit per-example gradients, some examples at a time: slower, for any model, differentiable."""
     size = max(1, 4 * CHUNK // sum(value.numel() for value in step.params.values()))
     total = {name: torch.zeros_like(value) for name, value in step.params.items()}
     for start in range(0, len(step.x), size):
@@ -83,7 +83,7 @@ def by_vmap(step: Step, bound: float, rows: Rows | None = None) -> Tensors:
         squared = torch.stack([value.flatten(1).float().square().sum(1) for value in grads.values()]).sum(0)
         factor = factors(squared, bound)
         for name, value in grads.items():
-            total[name] += torch.tensordot(factor.to(value), value, 1)
+            total[name] = total[name] + torch.tensordot(factor.to(value), value, 1)
     return total
 
 

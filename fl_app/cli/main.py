@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
 
+from fl_app.cli.bound import bound
 from fl_app.cli.check import check
 from fl_app.cli.deploy import app as deploy_app
 from fl_app.cli.doctor import doctor
@@ -147,7 +148,7 @@ def options(
 
 
 # In the order in which they are listed.
-for command in (run, attack, compare, sweep, report, gate, export):
+for command in (run, attack, bound, compare, sweep, report, gate, export):
     app.command()(command)
 app.command("fit-rule")(fit_rule)
 app.command("list")(list_)

@@ -1,4 +1,4 @@
-"""What the clients really used; only scoring and the granting of labels may import this, an attack never."""
+"""What the clients really used; only scoring, bounds and the granting of labels may import this, an attack never."""
 
 from collections.abc import Sequence
 

@@ -29,7 +29,7 @@ ALLOWED = {
     "fl_app/engines": FLOOR | {EXPERIMENT, CLIENT, "fl_app.client_app", ENGINES},
     "fl_app/attacking": FLOOR | {EXPERIMENT, "adversary", ATTACKING},
     "fl_app/scoring": {CORE, STORE, MODELS, DATA, EXPERIMENT, "client_defenses", SCORING},
-    "fl_app/analysis": {CORE, STORE, EXPERIMENT, "adversary", ATTACKING, SCORING, ANALYSIS},
+    "fl_app/analysis": {CORE, STORE, EXPERIMENT, "client_defenses", "adversary", ATTACKING, SCORING, ANALYSIS},
     "fl_app/report": {CORE, STORE, EXPERIMENT, SCORING, ANALYSIS, REPORT},
     "fl_app/sweeps": FLOOR | {EXPERIMENT, ENGINES, "adversary", ATTACKING, SCORING, ANALYSIS, REPORT, SWEEPS},
     "fl_app/server_app.py": {ENGINES, ATTACKING},
@@ -79,9 +79,10 @@ def test_the_page_shows_these_arrows():
     assert shown == {room: allowed - {itself[room]} for room, allowed in ALLOWED.items()}
 
 
-def test_only_scoring_and_grants_reach_the_truth():
+def test_only_scoring_grants_and_bounds_reach_the_truth():
     for path in [p for place in OURS for p in files(place)]:
-        if path.is_relative_to(ROOT / "fl_app" / "scoring") or path.name in ("truth.py", "grants.py", "attacking.py"):
+        judges = any(path.is_relative_to(ROOT / "fl_app" / room) for room in ("scoring", "analysis/bounds"))
+        if judges or path.name in ("truth.py", "grants.py", "attacking.py"):
             continue
         assert not any(name.startswith("fl_app.experiment.truth") for name in imports_of(path)), path
 
