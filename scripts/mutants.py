@@ -30,7 +30,7 @@ from mutation.trial import SPARE, Hook, Order, forked, module_name, run_tests, w
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("client_defenses", "strategies", "adversary", "fl_app/core")
-TESTS = ("core", "client_defenses", "strategies", "adversary", "client", "attacking", "experiment")
+TESTS = ("core", "client_defenses", "strategies", "adversary", "client", "experiment")
 GOAL = 0.95
 KINDS = ("caught", "timed out", "survived", "equivalent")
 

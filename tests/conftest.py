@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import typer
+from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 from rich.console import Console
 
@@ -36,6 +37,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def nothing_allowed(monkeypatch):
     """What one test allows is not allowed in the next."""
     monkeypatch.setenv("THORNS_ALLOW", "")
+
+
+@pytest.fixture
+def identity():
+    """What Flower's Message takes its sender from."""
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 
 
 @pytest.fixture

@@ -15,9 +15,8 @@ import pytest
 
 from mutation.operators import Mutant
 
-SLOW, WAITS = 8, 60  # seconds of computing and of all: a test that takes longer is none of the fast ones
+SLOW, WAITS = 6, 180  # seconds of its own computing, and of all with its fixtures: beyond that, a test is none of the fast ones
 OTHERS = ("/", "<", ".", "tests/")  # files outside of the checkout, and some inside
-CLOCKS = {signal.ITIMER_PROF: (signal.SIGPROF, SLOW), signal.ITIMER_REAL: (signal.SIGALRM, WAITS)}
 
 
 class Record:
@@ -87,9 +86,7 @@ class Recorder:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Trace one test with its fixtures, and stop it when it is slow."""
         self._ran, self._passed = set(), True
-        for clock, (number, limit) in CLOCKS.items():
-            signal.signal(number, _too_slow)
-            signal.setitimer(clock, limit)
+        _stop_after(WAITS, signal.ITIMER_REAL, signal.SIGALRM)
         threading.settrace(self._trace)
         sys.settrace(self._trace)
         start = time.process_time()
@@ -98,11 +95,19 @@ class Recorder:
         finally:
             sys.settrace(None)
             threading.settrace(None)
-            for clock in CLOCKS:
-                signal.setitimer(clock, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
             if self._passed:
                 seconds = round(time.process_time() - start, 2)
                 self.tests[item.nodeid] = {"seconds": seconds, "functions": self._functions()}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Iterator[None]:
+        """Stop a test that computes for long."""
+        _stop_after(SLOW, signal.ITIMER_PROF, signal.SIGPROF)
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
 
     def _functions(self) -> list[str]:
         ran = {f"{code.co_filename.removeprefix(self._root)} {code.co_qualname}" for code in self._ran}
@@ -111,6 +116,11 @@ class Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A test that failed, was skipped or took too long is left out."""
         self._passed &= report.passed
+
+
+def _stop_after(seconds: float, clock: int, number: int) -> None:
+    signal.signal(number, _too_slow)
+    signal.setitimer(clock, seconds)
 
 
 def _too_slow(number: int, frame: FrameType | None) -> None:

@@ -39,3 +39,11 @@ def test_nonsense_is_refused_before_anything_runs(small, settings, hint):
 
 def test_a_number_on_the_command_line_selects(small):
     assert small.changed(capture=2, capture_clients=0).capture == "2"
+
+
+def test_a_selection_says_where_it_goes_beyond():
+    assert select("2-4,9", 1, "rounds").beyond(4) == [9]
+    assert select("2-4,9", 1, "rounds").beyond(3) == [4, 9]
+    assert select("all", 1, "rounds").beyond(3) == []
+    assert not select("none", 1, "rounds")
+    assert 0 not in select("all", 1, "rounds")

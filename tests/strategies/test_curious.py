@@ -196,6 +196,22 @@ def saying_app(partition, examples=lambda _: 4):
     return app
 
 
+def test_a_client_that_comes_later_has_the_number_that_it_names(tmp_path):
+    class Growing(FedAvg):
+        def configure_train(self, server_round, arrays, config, grid):
+            messages = super().configure_train(server_round, arrays, config, grid)
+            return [message for message in messages if message.metadata.dst_node_id <= server_round]
+
+    hook = Curious(Growing(fraction_evaluate=0.0), Captures(tmp_path), DELTA, payload="weights")
+    app = saying_app(lambda client: (7, 9, 7)[client])  # the third names a number that is taken
+    hook.start(InlineGrid(app, 3, {}), ArrayRecord({"w": torch.zeros(2)}), num_rounds=3)
+    seen = Captures(tmp_path).read_all()[0]
+    assert [(one.server_round, one.node_id, one.client) for one in seen] == [
+        (1, 1, 7),
+        *((r, node, number) for r in (2, 3) for node, number in ((1, 7), (2, 9))),
+    ]
+
+
 def watched(folder, app, rule=DELTA, rounds=2):
     hook = Curious(FedAvg(fraction_evaluate=0.0), Captures(folder), rule, payload="weights")
     hook.start(InlineGrid(app, 3, {}), ArrayRecord({"w": torch.zeros(2)}), num_rounds=rounds)
@@ -248,6 +264,19 @@ def test_clients_that_are_sent_other_weights_are_captured_with_them(tmp_path, ca
         hook.start(InlineGrid(fedavg_app(), 3, {}), ArrayRecord({"w": torch.zeros(2)}), num_rounds=1)
         assert {one.node_id: one.params["w"][0].item() for one in captures.read_all()[0]} == expected
     assert "different weights" in caplog.text
+
+
+def test_an_aggregate_over_weights_that_the_strategy_made_itself_is_captured(tmp_path, caplog):
+    class Moved(FedAvg):
+        def configure_train(self, server_round, arrays, config, grid):
+            moved = ArrayRecord({"w": torch.full((2,), 9.0)})
+            return super().configure_train(server_round, moved, config, grid)
+
+    hook = Curious(Moved(fraction_evaluate=0.0), Captures(tmp_path), DELTA, payload="weights", visibility="aggregate")
+    hook.start(InlineGrid(fedavg_app(), 3, {}), ArrayRecord({"w": torch.zeros(2)}), num_rounds=1)
+    ((one,), _) = Captures(tmp_path).read_all()
+    assert one.params["w"].tolist() == [9.0, 9.0]
+    assert "is not captured" not in caplog.text
 
 
 def test_the_settings_of_the_hook_are_checked(tmp_path):
