@@ -78,7 +78,7 @@ class BiDO(Defense):
         distances = squared_distances(rows)
         if self.sigma == "median":
             # Without the diagonal, by views: a mask would be of no fixed size, which vmap cannot do.
-            apart = distances.detach().flatten()[:-1].view(len(rows) - 1, -1)[:, 1:].flatten()
+            apart = distances.detach().flatten()[:-1].view(len(rows) - 1, -1)[:, 1:]
             middle = apart.median()
             width = torch.where(middle > 0, middle, apart.mean()).clamp_min(1e-12)
         else:

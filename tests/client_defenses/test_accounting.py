@@ -110,6 +110,23 @@ def test_leaving_out_the_remainder_counts():
     assert participations(100, 60, 3) == 3
 
 
+@pytest.mark.parametrize(
+    ("times", "steps", "given"),
+    [
+        (1, 10, {}),
+        (2, 11, {}),  # a second epoch has begun
+        (2, 3, {"server_rounds": 15}),  # epochs go on while the client is not asked
+        (3, 3, {"server_rounds": 99}),
+        (1, 4, {"local_steps": 4}),
+        (2, 15, {"examples": 30, "batch_size": 4, "local_steps": 5, "local_examples": 10}),  # twice around 10 examples
+        (2, 2, {"examples": 9, "batch_size": 20, "local_steps": 3}),  # never more often than there were steps
+    ],
+)
+def test_participations_are_no_looser_than_they_must_be(times, steps, given):
+    settings = {"examples": 100, "batch_size": 10, "steps": steps, **given}
+    assert participations(**settings) == times
+
+
 def test_chains_and_defenses_without_a_promise():
     given = {"examples": 100, "batch_size": 10, "steps": 5, "delta": 1e-4}
     assert epsilon(build("dp_sgd + quantize"), **given) == epsilon(build("dp_sgd"), **given)
