@@ -26,11 +26,11 @@ from typing import NamedTuple
 import pytest
 from mutation.operators import Mutant, mutants_of, mutated
 from mutation.record import Record, Recorder
-from mutation.trial import SPARE, Hook, Order, forked, module_name, run_tests, warm
+from mutation.trial import SPARE, Hook, Order, forked, libraries, module_name, run_tests, warm
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("client_defenses", "strategies", "adversary", "fl_app/core")
-TESTS = ("core", "client_defenses", "strategies", "adversary", "client", "experiment")
+TESTS = ("core", "client_defenses", "strategies", "adversary", "models", "client", "experiment")
 GOAL = 0.95
 KINDS = ("caught", "timed out", "survived", "equivalent")
 
@@ -58,11 +58,13 @@ def main() -> int:
     root = args.root.resolve()
     os.environ.update(SURROUNDINGS)
     sys.dont_write_bytecode = False
-    files = sorted(str(path.relative_to(root)) for name in args.tests for path in (root / "tests" / name).rglob("test_*.py"))
-    warm(root, files)
+    found = [path for name in args.tests for path in (root / "tests").glob(f"{name}/test_*.py" if "/" not in name else name)]
+    files = sorted(str(path.relative_to(root)) for path in found)
     record = Record(args.record or root / "runs" / "mutants.json", fresh=args.fresh)
+    warm(record.libraries(files))
     for name in record.stale(root, files):
         _remember(record, root, name)
+    warm(record.libraries(files))
     if args.control:
         return _control(record, root, files)
     equivalent = tomllib.loads((HERE / "mutation" / "equivalent.toml").read_text())
@@ -84,7 +86,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="decides which")
     parser.add_argument("--only", default="", help="mutants whose path, function and change contain this text")
     parser.add_argument("--lines", type=Path, help="only the mutants that stand in this file, such as an earlier output")
-    parser.add_argument("--tests", nargs="+", default=TESTS, help="folders below tests/")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="folders below tests/, or files in them")
     parser.add_argument("--budget", type=float, default=60, help="CPU seconds of tests that a mutant meets at most")
     parser.add_argument("--root", type=Path, default=HERE.parent, help="the checkout")
     parser.add_argument("--packages", nargs="+", default=PACKAGES, help="folders below it that are changed")
@@ -98,15 +100,15 @@ def _arguments() -> argparse.Namespace:
 def _remember(record: Record, root: Path, name: str) -> None:
     """Record a test file."""
 
-    def tests() -> dict[str, object]:
+    def found() -> tuple[dict[str, object], list[str]]:
         recorder = Recorder(root)
         run_tests(root, [name], recorder)
-        return recorder.tests
+        return recorder.tests, libraries(root)
 
     start = time.monotonic()
-    found = forked(tests) or {}
-    record.write(root, name, found)
-    print(f"recorded {name}: {len(found)} tests, {time.monotonic() - start:.0f} s", flush=True)
+    tests, imported = forked(found) or ({}, [])
+    record.write(root, name, tests, imported)
+    print(f"recorded {name}: {len(tests)} tests, {time.monotonic() - start:.0f} s", flush=True)
 
 
 def _control(record: Record, root: Path, files: list[str]) -> int:

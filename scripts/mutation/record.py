@@ -15,12 +15,12 @@ import pytest
 
 from mutation.operators import Mutant
 
-SLOW, WAITS = 6, 180  # seconds of its own computing, and of all with its fixtures: beyond that, a test is none of the fast ones
+SLOW, WAITS = 3, 180  # seconds of its own computing, and of all with its fixtures: beyond that, a test is none of the fast ones
 OTHERS = ("/", "<", ".", "tests/")  # files outside of the checkout, and some inside
 
 
 class Record:
-    """Of every test file its checksum, and of every test in it that passed: CPU seconds, and functions run as "path name"."""
+    """Of every test file its checksum, the libraries it imports, and of every test that passed: CPU seconds, functions run."""
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
         self.path = path
@@ -30,11 +30,15 @@ class Record:
         """Test files that have to be recorded (again)."""
         return [name for name in names if self._files.get(name, {}).get("checksum") != _checksum(root / name)]
 
-    def write(self, root: Path, name: str, tests: dict[str, Any]) -> None:
-        """Keep the tests of a file."""
-        self._files[name] = {"checksum": _checksum(root / name), "tests": tests}
+    def write(self, root: Path, name: str, tests: dict[str, Any], libraries: list[str]) -> None:
+        """Keep what was found out about a test file."""
+        self._files[name] = {"checksum": _checksum(root / name), "tests": tests, "libraries": libraries}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(self._files))
+
+    def libraries(self, names: list[str]) -> list[str]:
+        """What these files import, in the order of the imports."""
+        return list(dict.fromkeys(one for name in names for one in self._files.get(name, {}).get("libraries", ())))
 
     def tests_in(self, name: str) -> list[str]:
         """The tests of a file, the quickest first."""

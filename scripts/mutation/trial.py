@@ -15,7 +15,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from types import ModuleType
@@ -111,15 +111,15 @@ def forked(work: Callable[[], Any], cpu: float | None = None) -> Any:
     return json.loads(text) if text else None
 
 
-def warm(root: Path, files: list[str]) -> None:
-    """Import what the tests import, except for what lies in the checkout."""
+def libraries(root: Path) -> list[str]:
+    """The modules imported by now that do not lie in the checkout."""
+    places = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
+    return [name for name, file in places.items() if not file.startswith(f"{root}/") or file.startswith(f"{root}/.venv/")]
 
-    def names() -> list[str]:
-        run_tests(root, [*files, "--collect-only"])
-        places = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
-        return [name for name, file in places.items() if not file.startswith(f"{root}/") or file.startswith(f"{root}/.venv/")]
 
-    for name in forked(names):
+def warm(names: Iterable[str]) -> None:
+    """Import libraries once for all children."""
+    for name in names:
         try:
             importlib.import_module(name)
         except Exception:

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.func import functional_call
+from torch.nn import functional as F
 
 import client_defenses
 from client_defenses import Memory
@@ -93,6 +95,27 @@ def test_the_gradient_of_the_robust_data_comes_closer(network, step):
     assert far == sorted(far, reverse=True)
     assert far[-1] < 0.5 * far[0]
     assert mismatch(weights, Refiner().refine(step, true, start, 10, network)[1], true) < 0.7 * far[0]  # with D as well
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_step_follows_the_gradient_of_eq_2(network, relative):
+    """With `relative`, the mismatch is measured in that of sending nothing."""
+    step = step_of(0, 2)
+    true, (start, _) = step.gradient(), Refiner()._start(step.x, Memory.fresh(0))
+    weights = weights_of(true, step.params, 0.9)
+    nothing = mismatch(weights, true, {name: torch.zeros_like(value) for name, value in true.items()})
+    x = start.clone().requires_grad_()
+    leaves = [value.clone().requires_grad_() for value in step.params.values()]
+    loss = F.cross_entropy(functional_call(step.model, dict(zip(step.params, leaves, strict=True)), (x,)), step.y)
+    grads = dict(zip(step.params, torch.autograd.grad(loss, leaves, create_graph=True), strict=True))
+    objective = mismatch(weights, grads, true) / (nothing if relative else 1) - 3.0 * network(x).sum()
+    expected = (start - 1e-3 * torch.autograd.grad(objective, x)[0]).clamp(0, 1)
+    defense = Refiner(relative=relative, tau=0.9, beta=3.0, lr=1e-3, backtrack=False)
+    found, sent = defense.refine(step, true, start, 1, network)
+    assert (found - start).abs().max() > 1e-6
+    torch.testing.assert_close(found - start, expected - start, atol=1e-7, rtol=1e-3)
+    for name, value in step._replace(x=found).gradient().items():
+        torch.testing.assert_close(sent[name], value)
 
 
 def test_a_step_too_long_is_taken_back(network):
