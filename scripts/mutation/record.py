@@ -16,7 +16,7 @@ import pytest
 from mutation.operators import Mutant
 
 SLOW, WAITS = 3, 180  # seconds of its own computing, and of all with its fixtures: beyond that, a test is none of the fast ones
-OTHERS = ("/", "<", ".", "tests/")  # files outside of the checkout, and some inside
+OTHERS = (".", "tests/")  # what lies in the checkout and is not its code
 
 
 class Record:
@@ -84,7 +84,8 @@ class Recorder:
         self._passed = True
 
     def _trace(self, frame: FrameType, event: str, arg: object) -> None:
-        self._ran.add(frame.f_code)
+        # By its module: what dataclasses write for a class has no file.
+        self._ran.add((frame.f_globals.get("__file__", ""), frame.f_code.co_qualname))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -114,7 +115,7 @@ class Recorder:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
     def _functions(self) -> list[str]:
-        ran = {f"{code.co_filename.removeprefix(self._root)} {code.co_qualname}" for code in self._ran}
+        ran = {f"{file.removeprefix(self._root)} {name}" for file, name in self._ran if file.startswith(self._root)}
         return sorted(name for name in ran if not name.startswith(OTHERS))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
