@@ -12,6 +12,7 @@ from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from rich.console import Console
 
+from client_defenses import defense_mod
 from fl_app import client_app
 from fl_app.cli.attack import attack_run
 from fl_app.core.wire import to_record, to_tensors
@@ -41,8 +42,8 @@ class Watched(InlineGrid):
         return replies
 
 
-def masked_app(train=client_app.train):
-    app = ClientApp(mods=[secagg_mod])
+def masked_app(train=client_app.train, *behind):
+    app = ClientApp(mods=[secagg_mod, *behind])
     app.train()(train)
     app.query("identify")(client_app.identify)
     return app
@@ -176,3 +177,23 @@ def test_the_request_of_another_client_is_not_touched():
     (reply,) = grid.send_and_receive([Message(shared, 1, "train")])
     assert reply.has_error()
     assert dict(shared[RECORD_KEY_CONFIGS]) == {Key.STAGE: Stage.SETUP}
+
+
+def reasons(grid):
+    return {reply.error.reason for reply in grid.replies if reply.has_error()}
+
+
+def test_a_plain_request_and_a_reply_that_cannot_be_masked_are_refused_in_one_line(one_step):
+    _, grid = start(one_step, masked_app())
+    (why,) = reasons(grid)
+    assert why.startswith("secagg_mod: the server asks for a plain update")
+
+    def more(message, context):
+        reply = client_app.train(message, context)
+        reply.content["metrics"] = MetricRecord({"loss": 0.5})
+        return reply
+
+    _, grid = start(one_step, masked_app(more), masked)
+    assert "secagg_mod: secure aggregation needs replies with the arrays of the request and num-examples alone" in reasons(grid)
+    _, grid = start(one_step, masked_app(client_app.train, defense_mod("gradient", defense="prun")), masked)
+    assert any(why.startswith("secagg_mod: defense_mod: ") and "did you mean 'prune'" in why for why in reasons(grid))
