@@ -1,7 +1,7 @@
 """How far the update of a reconstruction is from the observed one: pieces of `matching`, one class each."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Self
 
@@ -28,6 +28,10 @@ class Objective(Checked, ABC):
     @abstractmethod
     def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
         """The distance of the reconstruction's update from the observed one, a number; progress in [0, 1) by stages."""
+
+    def over_rounds(self, dummies: Sequence[Tensors], seen: Sequence[Tensors], progress: float) -> Tensor:
+        """The distance over the rounds of a client on the same examples, in order: the mean, unless rounds depend on others."""
+        return torch.stack([self(*pair, progress) for pair in zip(dummies, seen, strict=True)]).mean()
 
     def fitted(self, update: Tensors, task: Task) -> Self:
         """The objective for updates with these names and shapes."""

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, replace
 
 import torch
+from scipy.special import stdtrit
 from torch import Tensor
 
 import adversary
@@ -71,10 +72,11 @@ def scene(case: Case, dataset: str, number: int, first: int, network: int) -> tu
     x, y = source.test.at(slice(first, first + number * case.examples))
     x, y = x.view(number, case.examples, *source.input_shape), y.view(number, case.examples)
     rule = case.rule or LocalRule(batch_size=case.examples)
-    seen = []
+    seen, memories = [], [Memory.fresh(0) for _ in range(number)]
     for server_round in range(1, case.rounds + 1):
         for client in range(number):
-            memory = Memory.fresh(derive(network, "bench", client, server_round))
+            rng = torch.Generator().manual_seed(derive(network, "bench", client, server_round))
+            memory = memories[client] = Memory(memories[client].state, rng)
 
             def gradient(step: Step, memory: Memory = memory) -> dict[str, Tensor]:
                 return defense.protect(step, memory)
@@ -102,7 +104,7 @@ def line(name: str, values: tuple[Tensor, Tensor], seconds: float, labels: float
     """Print one attacker."""
     shown = []
     for value, digits in zip(values, (1, 2), strict=True):
-        half = 1.96 * value.std().item() / math.sqrt(len(value)) if len(value) > 1 else math.nan
+        half = stdtrit(len(value) - 1, 0.975) * value.std().item() / math.sqrt(len(value)) if len(value) > 1 else math.nan
         shown.append(f"{value.mean():.{digits}f} ± {half:.{digits}f}")
     print(f"    {name:34} {shown[0]:>12} dB   SSIM {shown[1]:>11}   labels {labels:4.2f}   {seconds:6.1f} s", flush=True)
 

@@ -9,19 +9,19 @@ import client_defenses
 from adversary.base import Facts, Informed
 from adversary.informed import (
     bido,
+    cells,
     drop_fedsgd,
     expected,
     fedem,
     gradient_dropout,
     latent_perturbation,
     ldpm,
-    levels,
     mixing,
     noise,
     refiner,
     soteria,
+    sparse,
 )
-from adversary.informed import sparse as sparse_defenses
 from adversary.informed.variant import Variant
 from adversary.learned.ridge import Ridge
 from adversary.search.matching import Matching
@@ -52,14 +52,14 @@ INFORMED: dict[str, Variants] = {
     "instahide": mixing.variants,
     "latent_perturbation": latent_perturbation.variants,
     "ldpm": ldpm.variants,
-    "mask": sparse_defenses.variants,
+    "mask": sparse.variants,
     "mixup": mixing.variants,
     "none": nothing,
     "ppfa": noise.variants,
-    "prune": sparse_defenses.variants,
-    "quantize": levels.variants,
+    "prune": cells.variants,
+    "quantize": cells.variants,
     "refiner": refiner.variants,
-    "sign": levels.variants,
+    "sign": cells.variants,
     "soteria": soteria.variants,
 }
 """A defense that is not here, a plug-in for example, is attacked through its own `informed_by`, or as `expected` says."""

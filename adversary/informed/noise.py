@@ -8,16 +8,10 @@ from pydantic import Field
 from torch import Tensor
 
 from adversary.base import Facts
-from adversary.informed.variant import Variant, averaged, noise_proof, with_labels, with_objective
+from adversary.informed.variant import Variant, most_likely, noise_proof
 from adversary.objectives import TINY, Objective
-from adversary.search.matching import Matching
-from adversary.search.optimizers import LBFGS
-from adversary.spaces import ClassGaussian
 from client_defenses import Defense
 from fl_app.core.local import Tensors
-
-ITERATIONS = 200
-"""The most iterations of the search in a few dozen components: it has settled by then (ours)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +59,5 @@ def variants(defense: Defense, facts: Facts) -> list[Variant]:
     law = law_of(defense, facts)
     if law is None:
         return [noise_proof(facts)]
-
-    def change(attack: Matching) -> Matching:
-        steps = LBFGS(iterations=min(ITERATIONS, attack.optimizer.iterations))
-        attack = with_labels(with_objective(attack, law), "rows")
-        return averaged(replace(attack, space=ClassGaussian(), priors=(), optimizer=steps), facts)
-
-    likely = Variant(
-        "the most likely image of its class, given public examples and the law of the noise",
-        change,
-        "most likely",
-        why_not="" if facts.enough else f"{facts.public} public examples are too few to learn from",
-    )
-    return [likely, noise_proof(facts)]
+    why = "the most likely image of its class, given public examples and the law of the noise"
+    return [most_likely(law, facts, why), noise_proof(facts)]

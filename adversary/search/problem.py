@@ -86,28 +86,35 @@ class Problem:
         x = self.space.inputs(variables)
         y = variables[LABELS].softmax(-1) if self.classes is None else self.classes[:, None].expand(-1, x.shape[1], -1)
         unknown = {name: value for name, value in variables.items() if "/" in name}
-        loss = torch.stack([self._distances(view, x, y, unknown) for view in self.views]).mean(0)
+        loss = self._distances(x, y, unknown)
         for prior in self.priors:
             loss = loss + prior(x)
         return loss + self.space.penalty(_of_space(variables)) if self.attack.space.trained else loss
 
-    def _distances(self, view: RoundView, x: Tensor, y: Tensor, unknown: Tensors) -> Tensor:
-        """How far the updates of the reconstructions are from what a round shows, (targets, seeds)."""
+    def _distances(self, x: Tensor, y: Tensor, unknown: Tensors) -> Tensor:
+        """How far the updates of the reconstructions are from what the rounds show, (targets, seeds)."""
+        observers = list(enumerate(self.attack.observers))
 
-        def one(x: Tensor, y: Tensor, observed: Tensors, unknown: Tensors) -> Tensor:
-            params, observers = view.params, list(enumerate(self.attack.observers))
+        def imagined(params: Tensors, x: Tensor, y: Tensor, observed: Tensors, unknown: Tensors) -> Tensors:
+            """What a client with these examples would send in one round."""
             for number, observer in observers:
                 params = observer.weights(params, _own(unknown, number), self.progress)
             local = Local(self.model, params, x, y, self.rule, self.gradient, observed)
-            imagined = (observer.update(local, _own(unknown, number)) for number, observer in observers)
-            update = next((one for one in imagined if one is not None), None) or local_update(*local[:-1])
+            updates = (observer.update(local, _own(unknown, number)) for number, observer in observers)
+            update = next((one for one in updates if one is not None), None) or local_update(*local[:-1])
             for number, observer in observers:
                 update = observer.sent(update, _own(unknown, number))
-            return self.objective(update, {name: observed[name] for name in self.kept}, self.progress)
+            return update
+
+        def one(x: Tensor, y: Tensor, rounds: list[Tensors], unknown: Tensors) -> Tensor:
+            pairs = zip(self.views, rounds, strict=True)
+            updates = [imagined(view.params, x, y, observed, unknown) for view, observed in pairs]
+            kept = [{name: observed[name] for name in self.kept} for observed in rounds]
+            return self.objective.over_rounds(updates, kept, self.progress)
 
         # One flat batch over (target, seed): an inner vmap over seeds would see the same memory.
         targets, seeds = x.shape[:2]
-        repeated = {name: value.repeat_interleave(seeds, 0) for name, value in view.observed.items()}
+        repeated = [{name: value.repeat_interleave(seeds, 0) for name, value in view.observed.items()} for view in self.views]
         each = {name: value.flatten(0, 1) for name, value in unknown.items()}
         flat = vmap(one, randomness="different")(x.flatten(0, 1), y.flatten(0, 1), repeated, each)
         return flat.view(targets, seeds)
@@ -120,7 +127,7 @@ class Problem:
             return loss, grads
         leaves = {name: value.detach().requires_grad_() for name, value in variables.items()}
         loss = self.losses(leaves)
-        found = torch.autograd.grad(loss.sum(), list(leaves.values()))
+        found = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)  # some are only read
         return loss.detach(), dict(zip(leaves, found, strict=True))
 
     def _compile(self) -> Callable[[Tensors], tuple[Tensors, tuple[Tensor, Tensor]]]:

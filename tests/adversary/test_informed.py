@@ -62,6 +62,7 @@ def test_every_defense_has_an_informed_attacker():
         ("dp_gaussian(scale=0.003)", 5, FAST),
         ("dp_laplace(scale=0.002)", 5, FAST),
         ("soteria(ratio=0.4)", 3, FAST),
+        ("latent_perturbation(mu=1.0)", 8, FAST),
     ],
 )
 def test_who_knows_the_defense_sees_more(defense, gain, text):
@@ -95,7 +96,7 @@ def test_adapting_keeps_what_was_asked_for():
     assert isinstance(built.objective, Masked)
     assert isinstance(built.optimizer, Adam)
     assert built.optimizer.iterations == 7
-    muted = adapted(FAST, "soteria(layer='fc1')").objective
+    muted = adapted(FAST, "soteria(layer='fc1')", examples=2).objective
     assert isinstance(muted, Ignoring)
     assert muted.layers == ("fc1.weight",)
 

@@ -5,7 +5,8 @@ import torch
 from torch.func import functional_call, vmap
 
 import adversary
-from adversary.informed.latent_perturbation import MeanLatent, with_mean_noise
+from adversary import AttackError
+from adversary.informed.latent_perturbation import MeanLatent, ReadFeatures, with_mean_noise
 from client_defenses import Memory, build
 from client_defenses.latent_perturbation import LatentPerturbation
 from client_defenses.tools.cut import passed
@@ -68,9 +69,24 @@ def test_the_mean_of_the_noise_hides_nothing_from_who_knows_it(rng):
         for i in range(3)
     ]
     task, naive = Task(step.model, Images(SHAPE), 5), adversary.build("cosine_lbfgs(labels='given', tv=0.0, iterations=150)")
+    told = {one.name: one.attack for one in naive.informed(defense, adversary.Facts())}
     errors = []
-    (told,) = naive.informed(defense, adversary.Facts())
-    for attack in (naive, told.attack):
+    for attack in (naive, told["mean"]):
         guess = attack(seen, task, 0)
         errors.append((guess.x[:, 0] - step.x[:3]).square().mean().item())
     assert errors[1] < 0.5 * errors[0]
+
+
+def test_the_latent_is_read_with_the_noise_in_it(step):
+    """At the true image all layers but the last have the gradient that was sent, whatever noise was drawn."""
+    one = step._replace(x=step.x[:1], y=step.y[:1])
+    sent = LatentPerturbation(alpha=0.0, mu=0.0, sigma=0.5).protect(one, Memory.fresh(0))
+    seen = Observation(params=step.params, update=sent, rule=LocalRule(batch_size=1), num_examples=1, server_round=1)
+    task, observer = Task(step.model, Images(SHAPE), 5), ReadFeatures()
+    params = observer.weights(step.params, observer.draw(seen, task), 0.0)
+    found = one._replace(model=observer.model(step.model, seen, task), params=params).differentiable_gradient()
+    for name, value in sent.items():
+        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-3)
+    two = Observation(params=step.params, update=sent, rule=LocalRule(batch_size=2), num_examples=2, server_round=1)
+    with pytest.raises(AttackError, match="of one example"):
+        observer.draw(two, task)
