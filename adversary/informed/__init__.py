@@ -87,12 +87,6 @@ def words(kind: type[Defense]) -> str:
     return (inspect.getdoc(variants_of(kind)) or "").partition("\n")[0]
 
 
-def averages(defense: str) -> bool:
-    """Whether rounds on the same examples tell an attacker more about a defense."""
-    told = Matching().informed(defense, Facts(rounds=2, examples=2, repeats=True))
-    return any(isinstance(one.attack, Matching) and one.attack.rounds > 1 for one in told)
-
-
 def attackers(attack: Matching, defense: str, facts: Facts) -> list[Informed]:
     """All that a search becomes once it knows the defense; for a chain, each combination of what its parts offer."""
     known = [(part, variants_of(type(part))(part, facts)) for part in expected.parts_of(client_defenses.build(defense))]
