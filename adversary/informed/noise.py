@@ -1,6 +1,6 @@
 """Defenses that add noise of a known law to all that is sent: dp_gaussian, dp_laplace, dp_sgd, ppfa."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
