@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from fl_app.analysis.bounds.results import Bounds
 from fl_app.core.plugins import NotAllowed
 from fl_app.experiment.config import Experiment
 from fl_app.experiment.runs import experiment_of
@@ -58,6 +59,8 @@ class RunResult:
     attacks: list[AttackResult]
     environment: dict[str, str]
     problems: list[str] = field(default_factory=list)
+    bounds: Bounds | None = None
+    """What no attack on it can do, if `thorns bound` was run."""
 
     @property
     def last(self) -> dict[str, Any]:
@@ -143,7 +146,12 @@ def read_run(path: Path) -> RunResult:
         pass  # made by `flwr run` or an older version
     except (ValueError, OSError) as error:
         problems.append(f"{path / 'environment.json'} cannot be read: {error}")
-    return RunResult(path, experiment_of(run), run.metrics(), attacks, environment, problems)
+    bounds = None
+    try:
+        bounds = Bounds.load(path)
+    except RunError as error:
+        problems.append(str(error))
+    return RunResult(path, experiment_of(run), run.metrics(), attacks, environment, problems, bounds)
 
 
 def read_attack(folder: Path) -> AttackResult:

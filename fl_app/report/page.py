@@ -15,6 +15,7 @@ from fl_app.analysis.limits import in_words, limits_of
 from fl_app.analysis.results import Study
 from fl_app.experiment.environment import version_of
 from fl_app.report import about, svg, tables
+from fl_app.report.bounds import bounds
 from fl_app.report.charts import Chart, by_round, colors_of, trade_offs
 from fl_app.report.gallery import exhibit
 from fl_app.report.palette import DARK, LIGHT, color_at, mark_at
@@ -77,6 +78,7 @@ def render(study: Study, sections: Sequence[Section]) -> str:
         "informed": WORST_OF_ALL,
         "summary": tables.summary(conditions),
         "attackers": tables.attackers(conditions),
+        "bounds": bounds(conditions),
         "cost": tables.cost(conditions),
         "gallery": [shown for one in conditions if (shown := exhibit(one)) is not None],
         "facts": about.facts(study),
