@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from fl_app import data
 from fl_app.core.places import cache_dir
+from helpers import own_places
 from helpers.engines import go
 from helpers.paths import ROOT
 
@@ -62,3 +64,14 @@ def test_what_a_test_leaves_in_the_users_cache_fails_the_session(session):
     assert "1 passed" in said
     assert "ERROR: the tests left in the user's folders: user-cache/thorns/imagefolder-1.safetensors" in said
     assert list(there) == ["mnist.safetensors"]
+
+
+def test_what_a_killed_session_left_goes_with_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    names = [f"{own_places.PREFIX}{number}-x" for number in (ended.pid, os.getpid(), "other")]
+    for name in names:
+        (tmp_path / name / "cache").mkdir(parents=True)
+    own_places.tidy()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])

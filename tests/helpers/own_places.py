@@ -14,6 +14,7 @@ from fl_app.core.places import cache_dir
 
 DOWNLOADS = ("mnist.safetensors", "lpips-*.safetensors")
 PLACES = pytest.StashKey["Places"]()
+PREFIX = "thorns-tests-"
 
 
 class Places:
@@ -21,7 +22,7 @@ class Places:
 
     def __init__(self):
         self.shared = cache_dir()
-        self.root = Path(tempfile.mkdtemp(prefix="thorns-tests-"))
+        self.root = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self.cache, self.user_cache, self.user_state = (self.root / name for name in ("cache", "user-cache", "user-state"))
         for folder in (self.cache, self.user_cache, self.user_state):
             folder.mkdir()
@@ -55,8 +56,20 @@ class Places:
         return [str(path.relative_to(self.root)) for path in sorted(self.root.glob("user-*/thorns/**/*"))]
 
 
+def tidy():
+    """Remove what sessions left that were killed: their names say whose they were."""
+    for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        try:
+            os.kill(int(old.name.removeprefix(PREFIX).partition("-")[0]), 0)
+        except ProcessLookupError:
+            shutil.rmtree(old, ignore_errors=True)
+        except (PermissionError, ValueError):
+            pass  # somebody else's
+
+
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # workers of pytest-xdist inherit the environment
+        tidy()
         config.stash[PLACES] = places = Places()
         os.environ.update(places.environment)
 
