@@ -9,4 +9,6 @@ from client_defenses import Defense
 
 def variants(defense: Defense, facts: Facts) -> list[Variant]:
     """Looks for the mixed label together with the image."""
-    return [Variant("looks for the mixed label together with the image", lambda attack: replace(attack, labels="joint"))]
+    alone = "a batch of one is not mixed, so its label is read off the update as ever" if facts.examples == 1 else ""
+    joint = Variant("looks for the mixed label together with the image", lambda attack: replace(attack, labels="joint"))
+    return [joint._replace(why_not=alone)]

@@ -9,6 +9,7 @@ from adversary.informed.expected import Expected
 from adversary.informed.fedem import Common, Replay
 from adversary.informed.gradient_dropout import Mixture
 from adversary.informed.latent_perturbation import MeanLatent, ReadFeatures
+from adversary.informed.ldpm import OneRow
 from adversary.informed.noise import NoiseLaw
 from adversary.informed.refiner import NoiseShare, Unblend
 from adversary.objectives import Objective
@@ -30,6 +31,7 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "kept_or_dropped": KeptOrDropped,
     "mixture": Mixture,
     "noise_law": NoiseLaw,
+    "one_row": OneRow,
     "pruned": Pruned,
     "signs": Signs,
 }
