@@ -89,7 +89,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tests", nargs="+", default=TESTS, help="folders below tests/, or files in them")
     parser.add_argument("--budget", type=float, default=60, help="CPU seconds of tests that a mutant meets at most")
     parser.add_argument("--root", type=Path, default=HERE.parent, help="the checkout")
-    parser.add_argument("--packages", nargs="+", default=PACKAGES, help="folders below it that are changed")
+    parser.add_argument("--packages", nargs="+", default=PACKAGES, help="folders or files below it that are changed")
     parser.add_argument("--record", type=Path, help="where recorded tests are kept; runs/mutants.json")
     parser.add_argument("--fresh", action="store_true", help="record all tests again")
     parser.add_argument("--control", action="store_true", help="run all recorded tests on unchanged code")
@@ -129,7 +129,7 @@ def _drawn(args: argparse.Namespace, root: Path) -> list[Mutant]:
     every = [
         mutant
         for package in args.packages
-        for path in sorted((root / package).rglob("*.py"))
+        for path in ([root / package] if package.endswith(".py") else sorted((root / package).rglob("*.py")))
         for mutant in mutants_of(root, str(path.relative_to(root)))
         if args.only in f"{mutant.path} {mutant.name}"
     ]
