@@ -8,7 +8,7 @@ from torch import nn
 
 from client_defenses import Memory
 from client_defenses.latent_perturbation import LatentPerturbation
-from client_defenses.tools.cut import cut_layer
+from client_defenses.tools.cut import cut_layer, passed
 from client_defenses.tools.decoder import Decoder
 from fl_app import models
 from fl_app.core.spec import SpecError
@@ -46,6 +46,47 @@ def test_table_one(shape, latent, last, rng):
     ]
     assert decoder(model.encoder(x)).shape == (1, *shape)
     assert cut_layer(model, models.parameters_of(model), x) == "encoder"
+
+
+@pytest.mark.parametrize(
+    ("latent", "kernels", "stride"),
+    [
+        ((2, 3, 3), [3, 4, 5], 1),
+        ((2, 7, 7), [3, 4, 1], 1),
+        ((2, 8, 8), [3, 3, 5], 1),
+        ((2, 14, 14), [3, 3, 1], 1),
+        ((2, 1, 1), [3, 4, 2], 2),
+    ],
+    ids=str,
+)
+def test_the_last_layer_of_a_decoder_makes_the_size_right(latent, kernels, stride):
+    """Two layers let it grow by 5, unless it would become too large: then they keep its size."""
+    layers = [layer for layer in Decoder(latent, (1, 12, 12)).modules() if isinstance(layer, nn.ConvTranspose2d)]
+    assert [layer.kernel_size[0] for layer in layers] == kernels
+    assert layers[-1].stride[0] == stride
+    assert [(layer.out_channels, layer.bias is None) for layer in layers] == [(32, True), (32, True), (1, False)]
+
+
+@pytest.mark.parametrize(
+    "output", [lambda x: (x,), lambda x: x[:, 0], lambda x: x[:1]], ids=["no tensor", "no rows", "one row"]
+)
+def test_a_layer_without_a_row_for_each_example_can_take_no_noise(output):
+    class Inner(nn.Module):
+        def forward(self, x):
+            return output(x)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.fc = Inner(), nn.Linear(4, 3)
+
+        def forward(self, x):
+            self.inner(x)
+            return self.fc(x)
+
+    model = Outer()
+    with pytest.raises(SpecError, match="'inner' gives no tensor with a row for each example"):
+        passed(model, models.parameters_of(model), torch.rand(2, 4), "inner", lambda z: z)
 
 
 @pytest.mark.parametrize("latent", [(3, 1, 1), (4, 2, 5), (2, 9, 10), (2, 12, 12), (2, 20, 15), (7,), (3, 4)], ids=str)

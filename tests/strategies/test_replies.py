@@ -5,7 +5,7 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Strategy
 
-from fl_app.core.local import MOST_EXAMPLES, LocalRule
+from fl_app.core.local import LocalRule
 from fl_app.core.observation import Knowledge, Observation
 from fl_app.store.captures import Captures
 from strategies import Curious, Resumed
@@ -21,8 +21,8 @@ RULE = LocalRule(batch_size=8)
         ({"metrics": MetricRecord({"partition-id": 3})}, 3),
         ({"config": ConfigRecord({"partition-id": 0})}, 0),
         ({"metrics": MetricRecord({"loss": 1.0}), "config": ConfigRecord({"partition-id": 2})}, 2),
-        ({"metrics": MetricRecord({"partition-id": MOST_EXAMPLES})}, MOST_EXAMPLES),
-        ({"metrics": MetricRecord({"partition-id": MOST_EXAMPLES + 1})}, None),
+        ({"metrics": MetricRecord({"partition-id": 10**9})}, 10**9),
+        ({"metrics": MetricRecord({"partition-id": 10**9 + 1})}, None),
         ({"metrics": MetricRecord({"partition-id": -1})}, None),
         ({"metrics": MetricRecord({"partition-id": 1.0})}, None),
         ({"config": ConfigRecord({"partition-id": True})}, None),
