@@ -7,13 +7,16 @@ from collections.abc import Callable
 
 from adversary.base import Attack, AttackError, Belief, Facts, Guess, Informed, Public
 from adversary.learned.ridge import Ridge
-from adversary.presets import DLG, IDLG, SME, CosineLBFGS, GradInversion, InvertingGradients
+from adversary.local_steps import SME, AdamSigns, Epochwise
+from adversary.presets import DLG, IDLG, CosineLBFGS, GradInversion, InvertingGradients
 from adversary.search.matching import Matching
 from fl_app.core import spec
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
+    "adam_signs": AdamSigns,
     "cosine_lbfgs": CosineLBFGS,
     "dlg": DLG,
+    "epochwise": Epochwise,
     "grad_inversion": GradInversion,
     "idlg": IDLG,
     "inverting_gradients": InvertingGradients,

@@ -80,6 +80,27 @@ class Robust(Objective):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Signs(Objective):
+    """The share of entries with another sign than what was sent, by the size of what was sent: for Adam's local steps.
+
+    Adam's first step is the sign of the gradient, so the sizes of its entries are lost. A smooth surrogate of the sign rewards
+    large entries and ends at other images; here the loss has the true signs, and its gradient is passed straight through them,
+    which only a first-order optimiser can follow.
+    """
+
+    def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """The share of wrong signs."""
+        wrong, total = [], []
+        for name, value in seen.items():
+            weight = value.abs() / (value.abs().max() + TINY)
+            smooth = dummy[name] / (dummy[name].abs().mean() + TINY).detach()
+            sign = smooth + (smooth.sign() - smooth).detach()
+            wrong.append((weight * (sign - value.sign()).square()).sum() / 4)
+            total.append(weight.sum())
+        return torch.stack(wrong).sum() / (torch.stack(total).sum() + TINY)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shell(Objective):
     """(|dummy - seen| - eps)²: "solve |g* - g| = const", where Refiner's projection was active (its Appendices J and M)."""
 
@@ -150,6 +171,7 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "masked": Masked,
     "robust": Robust,
     "shell": Shell,
+    "signs": Signs,
 }
 
 

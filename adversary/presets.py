@@ -12,7 +12,6 @@ from adversary.objectives import Cosine
 from adversary.priors import BatchNorm, Group, Norm, TotalVariation, Weight
 from adversary.search.matching import Matching
 from adversary.search.optimizers import LBFGS, Adam, Count, Rate
-from adversary.search.surrogate import Surrogate
 from adversary.spaces.pixels import Init, Pixels
 from fl_app.core.local import LocalRule
 from fl_app.core.observation import Observation, Task
@@ -149,32 +148,4 @@ class GradInversion(Preset):
             labels=self.labels,
             optimizer=Adam(iterations=self.iterations, lr=self.lr),
             seeds=self.seeds,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SME(Preset):
-    """Surrogate model extension (Zhu et al. 2023): local steps as one gradient, at weights that are searched for."""
-
-    tv: Weight = 1e-3
-    iterations: Count = 1000
-    lbfgs: bool = True
-    """Search by L-BFGS (ours), or by the paper's Adam with step decay."""
-    lr: Rate = 0.1
-    """Of Adam."""
-    init: Init = "uniform"
-    compiled: bool = False
-
-    def matching(self) -> Matching:
-        """Cosine at surrogate weights."""
-        return Matching(
-            objective=Cosine(),
-            space=Pixels(init=self.init, boxed=not self.lbfgs),
-            priors=(TotalVariation(weight=self.tv),) if self.tv else (),
-            labels=self.labels,
-            observers=(Surrogate(),),
-            optimizer=LBFGS(iterations=self.iterations)
-            if self.lbfgs
-            else Adam(iterations=self.iterations, lr=self.lr, decay=True),
-            compiled=self.compiled,
         )

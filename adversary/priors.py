@@ -70,6 +70,18 @@ class Group(Prior):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SameMean(Prior):
+    """Squared difference of the mean images of epochs (Dimitrov et al. 2022, section 4): blind to the order within them."""
+
+    epochs: Annotated[int, Field(ge=1, le=1000)]
+
+    def penalty(self, x: Tensor) -> Tensor:
+        """The mean over pairs of epochs and pixels."""
+        means = x.reshape(*x.shape[:2], self.epochs, -1, *x.shape[3:]).mean(3).flatten(3)
+        return 2 * (means - means.mean(2, keepdim=True)).square().sum(2).mean(-1) / max(1, self.epochs - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchNorm(Prior):
     """Distance of the BatchNorm statistics of a reconstruction from the granted ones (GradInversion, section 3.3)."""
 
@@ -99,7 +111,13 @@ def _distances(scene: Scene, params: Tensors, x: Tensor, granted: Tensors) -> Te
     return vmap(one, randomness="different")(x, granted)
 
 
-PRIORS: dict[str, Callable[..., Prior]] = {"batchnorm": BatchNorm, "group": Group, "norm": Norm, "tv": TotalVariation}
+PRIORS: dict[str, Callable[..., Prior]] = {
+    "batchnorm": BatchNorm,
+    "group": Group,
+    "norm": Norm,
+    "same_mean": SameMean,
+    "tv": TotalVariation,
+}
 
 
 def registered() -> Registry[Prior]:

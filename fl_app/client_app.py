@@ -19,6 +19,7 @@ from fl_app.core.local import Step, Tensors, local_update
 from fl_app.core.seeds import derive
 from fl_app.core.spec import SpecError
 from fl_app.core.wire import to_record, to_tensors
+from fl_app.data.batches import step_positions
 from fl_app.experiment.assets import Assets, assets_of, on_device, use_threads
 from fl_app.experiment.config import Experiment, from_run_config
 from fl_app.store.runs import RunDir
@@ -139,7 +140,8 @@ def defended_update(assets: Assets, params: Tensors, client: int, server_round: 
     def gradient(step: Step) -> Tensors:
         return defense.protect(step, memory)
 
-    return local_update(assets.model, params, x, y, assets.experiment.rule, gradient), len(y)
+    order = step_positions(assets.experiment.seed, client, server_round, assets.experiment.rule, len(y))
+    return local_update(assets.model, params, x, y, assets.experiment.rule, gradient, order), len(y)
 
 
 @app.train()

@@ -45,6 +45,10 @@ def steps(number: int, batch: int, examples: int, lr: float = 0.01) -> LocalRule
 
 ROWS = {
     "sgd, 5 steps on 1 image": Row(steps(5, 1, 1), ALL),
+    "adam, 5 steps on 1 image": Row(
+        LocalRule(kind="delta", batch_size=1, steps=5, lr=0.001, examples=1, optimizer="adam"),
+        ALL | {"signs": "adam_signs"},
+    ),
     "sgd, 8 images in batches of 4, 2 epochs": Row(steps(4, 4, 8), ALL),
     "sgd, 8 images in batches of 4, 10 epochs": Row(steps(20, 4, 8), ALL),
 }

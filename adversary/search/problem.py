@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from adversary.priors import Scene
 from adversary.search.checkpoint import Attempt, Checkpoint
 from adversary.search.observers import Local
 from adversary.search.progress import Pace
+from adversary.search.views import view_of
 from fl_app.core.local import Gradient, Step, Tensors, local_update
 from fl_app.core.observation import Observation, Task
 from fl_app.core.spec import text_of
@@ -25,13 +26,6 @@ LABELS = "labels"
 """The variable that holds the label logits, (targets, seeds, examples, classes), where labels are searched for."""
 Target = tuple[Observation, ...]
 """The rounds in which a client used the same examples; mostly one."""
-
-
-class RoundView(NamedTuple):
-    """What one round shows of all targets: its weights, and their updates stacked, (targets, *parameter shape)."""
-
-    params: Tensors
-    observed: Tensors
 
 
 class Problem:
@@ -57,10 +51,7 @@ class Problem:
             self.gradient = observer.gradient(self.gradient, first)
         self.objective = attack.objective.fitted(first.update, task)
         self.kept = self.objective.kept(first.update)
-        self.views = [
-            RoundView(seen[0].params, {name: torch.stack([one.update[name] for one in seen]) for name in first.update})
-            for seen in zip(*targets, strict=True)
-        ]
+        self.views = [view_of(seen) for seen in zip(*targets, strict=True)]
         self.priors = [prior.bind(Scene(list(targets), task)) for prior in attack.priors if prior.weight]
         self.progress = 0.0
         self._compiled = self._compile() if attack.compiled else None
@@ -85,6 +76,7 @@ class Problem:
         """The attack's loss of each reconstruction, (targets, seeds)."""
         x = self.space.inputs(variables)
         y = variables[LABELS].softmax(-1) if self.classes is None else self.classes[:, None].expand(-1, x.shape[1], -1)
+        y = y.repeat(1, 1, x.shape[2] // self.examples, *[1] * (y.ndim - 3))  # a space may hold each example several times
         unknown = {name: value for name, value in variables.items() if "/" in name}
         loss = self._distances(x, y, unknown)
         for prior in self.priors:
@@ -106,9 +98,9 @@ class Problem:
                 update = observer.sent(update, _own(unknown, number))
             return update
 
-        def one(x: Tensor, y: Tensor, rounds: list[Tensors], unknown: Tensors) -> Tensor:
-            pairs = zip(self.views, rounds, strict=True)
-            updates = [imagined(view.params, x, y, observed, unknown) for view, observed in pairs]
+        def one(x: list[Tensor], y: list[Tensor], rounds: list[Tensors], unknown: Tensors) -> Tensor:
+            parts = zip(self.views, x, y, rounds, strict=True)
+            updates = [imagined(view.params, *examples, unknown) for view, *examples in parts]
             kept = [{name: observed[name] for name in self.kept} for observed in rounds]
             return self.objective.over_rounds(updates, kept, self.progress)
 
@@ -116,7 +108,10 @@ class Problem:
         targets, seeds = x.shape[:2]
         repeated = [{name: value.repeat_interleave(seeds, 0) for name, value in view.observed.items()} for view in self.views]
         each = {name: value.flatten(0, 1) for name, value in unknown.items()}
-        flat = vmap(one, randomness="different")(x.flatten(0, 1), y.flatten(0, 1), repeated, each)
+        # Where each epoch has examples of its own, they come as the steps do.
+        single = x.shape[2] == self.examples
+        all_x, all_y = ([(view.in_order(v) if single else v).flatten(0, 1) for view in self.views] for v in (x, y))
+        flat = vmap(one, randomness="different")(all_x, all_y, repeated, each)
         return flat.view(targets, seeds)
 
     def gradients(self, variables: Tensors) -> tuple[Tensor, Tensors]:

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from adversary.spaces.base import Parametrisation, Variables
+from adversary.spaces.epochs import Epochs
 from adversary.spaces.gaussian import ClassGaussian
 from adversary.spaces.pixels import Pixels
 
-SPACES: dict[str, Callable[..., Parametrisation]] = {"class_gaussian": ClassGaussian, "pixels": Pixels}
+SPACES: dict[str, Callable[..., Parametrisation]] = {"class_gaussian": ClassGaussian, "epochs": Epochs, "pixels": Pixels}
 
-__all__ = ["SPACES", "ClassGaussian", "Parametrisation", "Pixels", "Variables"]
+__all__ = ["SPACES", "ClassGaussian", "Epochs", "Parametrisation", "Pixels", "Variables"]

@@ -44,7 +44,9 @@ def attack(
     attacks: Attacks = None,
     rounds: Annotated[str, typer.Option(help="Rounds to attack: all, 1, 1,3 or 1-5.")] = "all",
     clients: Annotated[str, typer.Option(help="Clients to attack: all or 0,2.")] = "all",
-    grant: Annotated[list[str] | None, typer.Option(help="Grant the attacker: labels, defense, statistics, repeats.")] = None,
+    grant: Annotated[
+        list[str] | None, typer.Option(help="Grant the attacker: labels, defense, statistics, repeats, order.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=0, help="At most so many targets; 0: all.")] = 0,
     worker: Annotated[Place, typer.Option(help="Where attacks run.")] = Place.inline,
     threads: Annotated[int, typer.Option(min=0, max=256, help="CPU threads; 0: OMP_NUM_THREADS, else all cores.")] = 0,

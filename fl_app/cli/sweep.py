@@ -37,7 +37,7 @@ def compare(
     attack: Attacks = None,
     targets: Annotated[int, typer.Option(min=1, help="Clients of one example each that are attacked.")] = 8,
     seeds: Annotated[int, typer.Option(min=1, help="So many seeds, from 0 on.")] = 1,
-    grant: Annotated[str, typer.Option(help="What attackers are told: labels, defense, statistics, repeats.")] = "",
+    grant: Annotated[str, typer.Option(help="What attackers are told: labels, defense, statistics, repeats, order.")] = "",
     lpips: Annotated[bool, typer.Option(help="Also score LPIPS.")] = True,
     metric: Metrics = None,
     out: Out = None,

@@ -7,7 +7,7 @@ nothing else of ours.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, cast
 
@@ -44,6 +44,8 @@ class LocalRule:
     """Of local SGD, as in torch.optim.SGD: the velocity starts as the first gradient."""
     weight_decay: float = 0.0
     """What is added to each gradient of a local step, times the weights, as in torch.optim."""
+    shuffle: bool = False
+    """Whether each epoch of local steps goes over the examples in an order of its own, which the server does not see."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("gradient", "delta"):
@@ -60,12 +62,14 @@ class LocalRule:
             raise ValueError("the local momentum must be in [0, 1), the local weight decay at least 0 and finite")
         if self.kind == "gradient" and (self.momentum or self.weight_decay):
             raise ValueError("a gradient update takes no local steps, so momentum and weight decay must be 0; use kind 'delta'")
+        if self.kind == "gradient" and self.shuffle:
+            raise ValueError("a gradient update has one batch, so there is nothing to shuffle; use kind 'delta'")
         if self.optimizer == "adam" and self.momentum:
             raise ValueError("local Adam has no momentum to set; the local momentum must be 0, or the local optimizer 'sgd'")
         if not (math.isfinite(self.lr) and (self.kind == "gradient" or self.lr > 0)):
             raise ValueError(f"the local learning rate must be a positive, finite number, not {self.lr}")
 
-    def to_dict(self) -> dict[str, str | int | float]:
+    def to_dict(self) -> dict[str, str | int | float | bool]:
         """The rule by the names that it has everywhere: in an experiment, in a training message, in a capture."""
         return {name: getattr(self, field) for name, field in RULE_NAMES.items()}
 
@@ -80,7 +84,7 @@ class LocalRule:
         """The rule among some settings, which may come from outside; ValueError if it is not there or not valid."""
         values: dict[str, Any] = {field: settings.get(name) for name, field in RULE_NAMES.items()}
         for name, field in RULE_NAMES.items():
-            kinds: tuple[type, ...] = (str,) if field in ("kind", "optimizer") else (int, float) if field in REAL else (int,)
+            kinds = KINDS.get(field, (int,))
             # `type`, not isinstance: True is a whole number to Python.
             if type(values[field]) not in kinds or (kinds == (int,) and values[field] > MOST_EXAMPLES):
                 raise ValueError(f"{name} is {str(values[field])[:40]!r}, which is not allowed")
@@ -129,10 +133,18 @@ RULE_NAMES = {
     "local-optimizer": "optimizer",
     "local-momentum": "momentum",
     "local-weight-decay": "weight_decay",
+    "local-shuffle": "shuffle",
 }
 """The one spelling of a rule outside of Python -> its field."""
 REAL = ("lr", "momentum", "weight_decay")
 """Fields of a rule that need not be whole numbers."""
+KINDS: dict[str, tuple[type, ...]] = {
+    "kind": (str,),
+    "optimizer": (str,),
+    "shuffle": (bool,),
+    **dict.fromkeys(REAL, (int, float)),
+}
+"""Field of a rule -> the types that it may have, where it is no whole number."""
 MOST_EXAMPLES = 10**9
 """The most examples or steps that a rule may name."""
 
@@ -222,14 +234,18 @@ def local_update(
     y: Tensor,
     rule: LocalRule,
     gradient: Gradient = Step.gradient,
+    order: Sequence[Tensor] | Tensor | None = None,
 ) -> Tensors:
-    """What a client with the examples (x, y) sends: its gradient, or weights after minus weights before its steps."""
+    """What a client with the examples (x, y) sends: its gradient, or weights after minus weights before its steps.
+
+    `order` has the positions of each step's examples, where they are not as `LocalRule.batch` says.
+    """
     if rule.kind == "gradient":
         return gradient(Step(params, model, x, y))
     current = params
     optimizer = LocalAdam() if rule.optimizer == "adam" else LocalSGD(rule.momentum)
     for step in range(rule.steps):
-        batch = rule.batch(step, len(x))
+        batch = rule.batch(step, len(x)) if order is None else order[step]
         grads = gradient(Step(current, model, x[batch], y[batch]))
         if rule.weight_decay:
             grads = {name: value + rule.weight_decay * current[name] for name, value in grads.items()}

@@ -24,6 +24,8 @@ class Knowledge:
     statistics: Tensors = field(default_factory=dict)
     """BatchNorm statistics of the client's batch: layer name -> (2, channels), means and variances."""
 
+    order: Tensor | None = None
+    """Which examples each local step used, positions (steps, batch size): what a client that shuffles keeps to itself."""
     repeats: bool = False
     """That the client used the same examples in all of its rounds that were captured."""
     evaluator: bool = False
@@ -38,6 +40,7 @@ class Knowledge:
             "labels": self.labels is not None,
             "defense": self.defense is not None,
             "bn statistics": bool(self.statistics),
+            "batch order": self.order is not None,
             "repeated examples": self.repeats,
             "evaluation network": self.evaluator,
             "public examples": self.public,

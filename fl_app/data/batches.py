@@ -5,6 +5,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from fl_app.core.local import LocalRule
 from fl_app.core.seeds import generator
 
 
@@ -22,3 +23,18 @@ def round_positions(seed: int, client: int, server_round: int, wanted: int, avai
     rounds = available // wanted
     epoch, index = divmod(server_round - 1, rounds)
     return _order(seed, client, epoch, available)[index * wanted : (index + 1) * wanted]
+
+
+def step_positions(seed: int, client: int, server_round: int, rule: LocalRule, available: int) -> list[Tensor] | None:
+    """Which of a round's `available` examples each local step of a client uses, if its rule shuffles them; else None.
+
+    Each time around is a new permutation, cut into the batches of the rule.
+    """
+    if not rule.shuffle:
+        return None
+    epochs = [step * rule.batch_size // available for step in range(rule.steps)]
+    orders = [
+        torch.randperm(available, generator=generator(seed, "order", client, server_round, epoch))
+        for epoch in range(epochs[-1] + 1)
+    ]
+    return [orders[epoch][rule.batch(step, available)] for step, epoch in enumerate(epochs)]

@@ -76,6 +76,7 @@ class Experiment(BaseModel):
     local_optimizer: Literal["sgd", "adam"] = Field("sgd", description="what takes the local steps: 'sgd' or 'adam'")
     local_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="momentum of local SGD, anew in each round")
     local_weight_decay: Annotated[float, Field(ge=0, le=10**6)] = Field(0.0, description="weight decay of the local steps")
+    local_shuffle: bool = Field(False, description="each epoch of local steps goes over the examples in an order of its own")
     optimizer: str = Field("sgd(lr=0.05, momentum=0.9)", description="server optimiser, see `thorns list optimizers`")
     rounds: Count = Field(600, description="number of rounds")
     round_timeout: Annotated[float, Field(gt=0, le=10**7)] = Field(
@@ -93,7 +94,9 @@ class Experiment(BaseModel):
         "individual", description="what is kept: each client's update, or only their 'aggregate'"
     )
     attack: str = Field("none", description="attack on what is captured, see `thorns list attacks`; needs capture")
-    grant: str = Field("", description="what the attacker is told beyond the protocol: labels, defense, statistics, repeats")
+    grant: str = Field(
+        "", description="what the attacker is told beyond the protocol: labels, defense, statistics, repeats, order"
+    )
     informed: bool = Field(True, description="also show informed attackers, see `thorns list defenses`")
     worker: Literal["inline", "ray"] = Field(
         "inline", description="where the attack runs: 'inline' after the training, 'ray' beside it"

@@ -3,15 +3,17 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Knowledge
 from fl_app.core.seeds import generator
+from fl_app.data.batches import step_positions
 from fl_app.experiment.assets import Assets
-from fl_app.experiment.truth import clients_behind, true_aggregate
+from fl_app.experiment.truth import clients_behind, true_aggregate, true_positions
 from fl_app.models.statistics import batchnorm_statistics
 
-GRANTS = ("labels", "defense", "statistics", "repeats", "evaluator")
+GRANTS = ("labels", "defense", "statistics", "repeats", "order", "evaluator")
 
 
 def parse_grants(texts: list[str]) -> tuple[str, ...]:
@@ -34,6 +36,20 @@ def examples_repeat(assets: Assets, client: int) -> bool:
     return True
 
 
+def order_of(assets: Assets, server_round: int, client: int) -> Tensor:
+    """The positions of each local step's examples; ValueError if there is nothing to tell."""
+    experiment = assets.experiment
+    if client == -1 or not experiment.rule.shuffle:
+        raise ValueError(
+            "the grant 'order' tells how single clients shuffled; needs -c local-shuffle=true and their own updates"
+        )
+    used = len(true_positions(assets, client, server_round))
+    steps = step_positions(experiment.seed, client, server_round, experiment.rule, used) or []
+    if len({len(step) for step in steps}) != 1:
+        raise ValueError("the grant 'order' needs batches of one size: choose local-examples that batch-size divides")
+    return torch.stack(steps)
+
+
 def knowledge_of(assets: Assets, grants: tuple[str, ...], key: tuple[int, int], params: Tensors | None) -> Knowledge:
     """What is granted about a target (round, client)."""
     knowledge = Knowledge(
@@ -41,6 +57,8 @@ def knowledge_of(assets: Assets, grants: tuple[str, ...], key: tuple[int, int], 
         repeats="repeats" in grants and examples_repeat(assets, key[1]),
         evaluator="evaluator" in grants,
     )
+    if "order" in grants:
+        knowledge = replace(knowledge, order=order_of(assets, *key))
     if "labels" not in grants and "statistics" not in grants:
         return knowledge
     server_round, client = key

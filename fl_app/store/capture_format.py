@@ -17,7 +17,7 @@ MODEL_BYTES = 16 * 2**30
 EXTRA_BYTES = 64 * 2**20
 """How much larger than its model the file of an update may be: the header and what was granted."""
 RULE_CHARACTERS = 1000
-ADDED = {"local-momentum": 0.0, "local-weight-decay": 0.0}
+ADDED = {"local-momentum": 0.0, "local-weight-decay": 0.0, "local-shuffle": False}
 """What rules of older captures do not name, and had."""
 NUMBER = re.compile(r"-?[0-9]{1,20}")
 

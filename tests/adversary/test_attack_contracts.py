@@ -10,8 +10,10 @@ import adversary
 from adversary import Attack, AttackError, Belief, Guess, contracts
 
 FEW = {
+    "adam_signs": "adam_signs(iterations=100)",
     "cosine_lbfgs": "cosine_lbfgs(iterations=100)",
     "dlg": "dlg(iterations=100, restarts=1)",
+    "epochwise": "epochwise(iterations=100)",
     "grad_inversion": "grad_inversion(iterations=150, seeds=2)",
     "idlg": "idlg(iterations=100, restarts=1)",
     "inverting_gradients": "inverting_gradients(iterations=200)",

@@ -24,8 +24,10 @@ from fl_app.models.statistics import batchnorm_statistics
 from helpers.attacks import attack, digits, informed, psnr, seen_of
 
 QUICK = {
+    "adam_signs": "adam_signs(iterations=300)",
     "cosine_lbfgs": "cosine_lbfgs(iterations=150)",
     "dlg": "dlg(iterations=300, restarts=1)",
+    "epochwise": "epochwise(iterations=150)",
     "grad_inversion": "grad_inversion(iterations=150, seeds=2, lr=0.1)",
     "idlg": "idlg(iterations=200, restarts=1)",
     "inverting_gradients": "inverting_gradients(iterations=300, signed=False, init='uniform')",

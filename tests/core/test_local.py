@@ -113,6 +113,17 @@ def test_momentum_and_weight_decay_are_those_of_torch(kind, settings):
     assert slope.abs().max() > 0
 
 
+def test_steps_in_an_order_of_their_own_are_steps_on_examples_in_that_order():
+    model, params, x, y = make("lenet", batch=4)
+    rule = LocalRule(kind="delta", batch_size=2, steps=4, lr=0.5, examples=4, shuffle=True)
+    order = torch.tensor([[0, 1], [2, 3], [3, 1], [0, 2]])
+    ours = local_update(model, params, x, y, rule, order=order)
+    laid_out = local_update(model, params, x[order.flatten()], y[order.flatten()], rule)
+    plain = local_update(model, params, x, y, rule)
+    assert all(torch.equal(ours[name], laid_out[name]) for name in ours)
+    assert not any(torch.allclose(ours[name], plain[name], rtol=1e-4) for name in ours)
+
+
 def test_the_scale_of_an_update_counts_its_momentum():
     """A model whose gradient does not change with its weights would send exactly -lr * gradients of it."""
     assert LocalRule(kind="delta", steps=3).gradients == 3

@@ -24,7 +24,13 @@ from helpers.engines import StopAt, go, same, weights_of
 CASES = {
     "partial participation": {"clients": 7, "fraction": 0.4, "capture": "1-2"},
     "not IID": {"partition": "dirichlet(alpha=0.3)"},
-    "local steps": {"update": "delta", "local_steps": 3, "local_examples": 8, "optimizer": "adam(lr=0.01)"},
+    "local steps": {
+        "update": "delta",
+        "local_steps": 3,
+        "local_examples": 8,
+        "local_shuffle": True,
+        "optimizer": "adam(lr=0.01)",
+    },
     "batch norm": {"model": "resnet10", "batch_size": 2, "rounds": 2},
 }
 

@@ -171,6 +171,7 @@ def test_a_rule_from_before_momentum_is_still_read(tmp_path, rng):
     tensors, notes = encode(seen, sealed.read(path, 10**6).notes["model"])
     named = json.loads(notes["rule"])
     assert (named.pop("local-momentum"), named.pop("local-weight-decay")) == (0.0, 0.0)
+    assert named.pop("local-shuffle") is False
     path.write_bytes(rebuilt(tensors, {**notes, "rule": json.dumps(named)}))
     assert captures.read(path).rule == seen.rule
     del named["local-lr"]
