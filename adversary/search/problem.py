@@ -100,7 +100,7 @@ class Problem:
 
         def one(x: list[Tensor], y: list[Tensor], rounds: list[Tensors], unknown: Tensors) -> Tensor:
             parts = zip(self.views, x, y, rounds, strict=True)
-            updates = [imagined(view.params, *examples, unknown) for view, *examples in parts]
+            updates = [imagined(view.params, own_x, own_y, observed, unknown) for view, own_x, own_y, observed in parts]
             kept = [{name: observed[name] for name in self.kept} for observed in rounds]
             return self.objective.over_rounds(updates, kept, self.progress)
 
