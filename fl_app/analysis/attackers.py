@@ -83,9 +83,10 @@ def attackers_of(attacks: Iterable[AttackResult]) -> list[Attacker]:
     return sorted((Attacker(parts) for parts in found.values()), key=lambda one: one.informed)
 
 
-def worst(attackers: Iterable[Attacker], metric: str, measure: Measure) -> Attacker | None:
-    """The attacker to whom most is leaked by the mean of a metric; None if nobody has one."""
-    reached = [(measure.leak(mean), one) for one in attackers if (mean := one.mean(metric)) is not None]
+def worst(attackers: Iterable[Attacker], metric: str, measure: Measure, server_round: int | None = None) -> Attacker | None:
+    """The attacker to whom most is leaked by the mean of a metric, over all rounds or in one; None if nobody has one."""
+    means = [(one.summary(metric, server_round).mean, one) for one in attackers]
+    reached = [(measure.leak(mean), one) for mean, one in means if mean is not None]
     return max(reached, key=lambda pair: pair[0])[1] if reached else None
 
 

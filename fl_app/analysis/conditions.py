@@ -100,9 +100,20 @@ class Condition:
         """The worst attacker by a metric of those alone who were told of the defense."""
         return worst([one for one in self.attackers if one.informed], metric, self.measures[metric])
 
-    def worst(self, metric: str = "psnr") -> Attacker | None:
-        """The attacker to whom most is leaked by a metric."""
-        return worst(self.attackers, metric, self.measures[metric])
+    def worst(self, metric: str = "psnr", server_round: int | None = None) -> Attacker | None:
+        """The attacker to whom most is leaked by a metric, over all rounds or in one."""
+        return worst(self.attackers, metric, self.measures[metric], server_round)
+
+    @property
+    def attacked_rounds(self) -> list[int]:
+        """The rounds of all targets."""
+        return sorted({number for one in self.attackers for number in one.rounds})
+
+    @property
+    def batch_sizes(self) -> tuple[set[int], set[int]]:
+        """Those of the runs whose accuracy counts, and those of the runs that were attacked."""
+        trained, attacked = self.trained.values(), self.runs
+        return {run.experiment.batch_size for run in trained}, {run.experiment.batch_size for run in attacked}
 
     @cached_property
     def trained(self) -> dict[int, RunResult]:

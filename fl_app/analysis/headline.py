@@ -49,7 +49,16 @@ def headline(conditions: Sequence[Condition]) -> list[str]:
     defended = [pair for pair in attacked if not pair[0].undefended]
     if len(attacked) > 1 and defended:
         sentences.append(_defended(defended, limits))
-    return sentences
+    return [*sentences[:-1], *(f"{one} {_batch_sizes(conditions)}".rstrip() for one in sentences[-1:])]
+
+
+def _batch_sizes(conditions: Sequence[Condition]) -> str:
+    """Said where accuracy and leakage are not of the same batch size: larger batches leak less."""
+    pairs = [one.batch_sizes for one in conditions]
+    if all(trained == attacked or not trained or not attacked for trained, attacked in pairs):
+        return ""
+    trained, attacked = (", ".join(map(str, sorted(set().union(*sizes)))) for sizes in zip(*pairs, strict=True))
+    return f"Accuracy is that of batch size {trained}, leakage that of batch size {attacked}."
 
 
 def _defended(judged: Sequence[tuple[Condition, Verdict]], limits: str) -> str:
@@ -80,6 +89,13 @@ def cautions(conditions: Sequence[Condition]) -> list[str]:
                 "Even undefended updates stay within the limits: these attacks are too weak here to show that a defense holds."
             )
     found += _blind(conditions)
+    if len({cell.seed for one in conditions for cell in one.cells}) == 1 and any(one.attackers for one in conditions):
+        found.append(
+            "All of this is one seed: one start of the network, one draw of clients, batches and noise. Intervals are over "
+            "targets alone; small differences, in accuracy above all, may be chance."
+        )
+    if verdicts and all(one.plain is None for one in conditions) and any(verdict.holds for _, verdict in verdicts):
+        found.append("No undefended setting was attacked beside these: whether the attacks are strong enough is not known.")
     small = [n for one in conditions for attacker in one.attackers if (n := attacker.summary("psnr").n)]
     if small and min(small) < FEW_TARGETS:
         found.append(f"Some means are over no more than {min(small)} targets: see the intervals.")

@@ -33,11 +33,11 @@ def limits_of(measures: Mapping[str, Measure], changed: Mapping[str, float | Non
 
 
 def in_words(limits: Limits, *, sources: bool = False) -> str:
-    """The thresholds for people, each under the name of its first metric; with `sources` where they come from."""
+    """The thresholds for people, each under the name of its first metric; with `sources` of all, and where they come from."""
     shown: dict[str, list[str]] = {}
     for metrics in limits.values():
-        measure = next(iter(metrics.values()))
-        assert measure.threshold is not None
-        words = f"{measure.title} {measure.threshold.value:g} {measure.unit}".rstrip()
-        shown.setdefault(measure.threshold.source if sources else "", []).append(words)
-    return "; ".join(", ".join(words) + (f": thresholds of {source}" if source else "") for source, words in shown.items())
+        for measure in list(metrics.values())[: None if sources else 1]:
+            assert measure.threshold is not None
+            words = f"{measure.title} {measure.threshold.value:g} {measure.unit}".rstrip()
+            shown.setdefault(measure.threshold.source if sources else "", []).append(words)
+    return "; ".join(", ".join(words) + (f" ({source})" if source else "") for source, words in shown.items())

@@ -7,7 +7,7 @@ def write_report(path: Path) -> Path:
     """Write report.html into a run or sweep directory, and report/ beside it (CSV, LaTeX, SVG, PNG); says where the page is."""
     from fl_app.analysis.results import read_study
     from fl_app.report import figures, files
-    from fl_app.report.page import page_of
+    from fl_app.report.page import all_targets, page_of
     from fl_app.store.files import write_atomic
 
     study = read_study(path)
@@ -17,7 +17,9 @@ def write_report(path: Path) -> Path:
     write_atomic(beside / "summary.csv", files.summary_csv(conditions))
     write_atomic(beside / "attackers.csv", files.attackers_csv(conditions, path))
     write_atomic(beside / "summary.tex", files.latex(conditions, study.title))
-    for chart in [chart for one in sections for chart in (*one.trade_offs, *one.by_round)]:
+    for chart in [chart for one in sections for chart in (*one.trade_offs, *one.leakage, *one.training)]:
         figures.save(chart, beside)
+    for name, text in all_targets(study, conditions).items():
+        write_atomic(beside / name, text)
     write_atomic(path / "report.html", page)
     return path / "report.html"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fl_app.analysis.conditions import missing
+from fl_app.analysis.conditions import Condition, missing
 from fl_app.analysis.results import RunResult, Study
 
 MOST = 6
@@ -68,6 +68,28 @@ def in_words(study: Study) -> str:
     if attacked and training and attacked[0].path != training[0].path:
         other = {fact.name: fact.attacked for fact in shown}
         words += f" Attacked: {other['clients']} clients, batch {other['batch-size']}, rounds {other['capture']}."
+    return words
+
+
+def privacy(conditions: Sequence[Condition]) -> list[str]:
+    """What an epsilon on the page is for, and why it grows with the rounds or does not."""
+    promised = [run for one in conditions for run in one.trained.values() if "epsilon" in run.last]
+    if not promised:
+        return []
+    sampled = max(float(run.last.get("epsilon_if_sampled", 0.0)) for run in promised)
+    words = [
+        "for one example of a client, at the delta beside it, given the batches as they are drawn and draws that the "
+        f"server cannot repeat; were batches Poisson samples, which they are not, it would be {sampled:.3g} at most."
+    ]
+    flat = [run for run in promised if len({line["epsilon"] for line in run.metrics if "epsilon" in line}) == 1]
+    if flat:
+        rounds, where = max(run.rounds_done for run in flat), "" if len(flat) == len(promised) else " where it is flat"
+        words.append(
+            f"It does not grow with the rounds{where}: a client goes through its examples without repeating any, and has not "
+            f"come to their end in {rounds} rounds, so each example was used once at most, and later rounds tell nothing of it."
+        )
+    if len(flat) < len(promised):
+        words.append("It grows where clients have gone through all of their examples and use them again.")
     return words
 
 

@@ -1,4 +1,4 @@
-"""What is drawn, without how: points with intervals, lines, and the Pareto front of utility against leakage."""
+"""What is drawn, without how: points with intervals, lines, levels, and the Pareto front of utility against leakage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,9 +7,6 @@ from typing import NamedTuple
 from fl_app.analysis.conditions import Condition, floors_of, mean, measures_shown
 from fl_app.scoring.base import Measure
 from fl_app.scoring.score import summarize
-
-WIDE = 50
-"""Values further apart than this factor are shown on a logarithmic axis."""
 
 
 class Point(NamedTuple):
@@ -95,11 +92,11 @@ def trade_offs(conditions: Sequence[Condition], colors: dict[str, int], suffix: 
         charts.append(
             Chart(
                 f"{metric.replace('_', '-')}{suffix}",
-                f"{measure.title}: {'higher' if measure.higher_leaks else 'lower'} leaks more",
+                title_of(measure),
                 "PMM (accuracy / undefended)" if relative else "accuracy",
-                f"{measure.title} [{measure.unit}]" if measure.unit else measure.title,
+                axis_of(measure),
                 [Series(family, colors[family], found) for (family, _), found in grouped.items()],
-                _levels(conditions, metric, measure),
+                levels_of(conditions, metric, measure),
                 pareto(list(points.values()), measure) if len(points) > 1 else [],
             )
         )
@@ -118,49 +115,18 @@ def _point(condition: Condition, metric: str, relative: bool) -> Point | None:
     return Point(x, found.mean, condition.number, label, low, high, found.low, found.high)
 
 
-def _levels(conditions: Sequence[Condition], metric: str, measure: Measure) -> list[Level]:
+def title_of(measure: Measure) -> str:
+    """What a chart of a measure is called."""
+    return f"{measure.title}: {'higher' if measure.higher_leaks else 'lower'} leaks more"
+
+
+def axis_of(measure: Measure) -> str:
+    """A measure with its unit."""
+    return f"{measure.title} [{measure.unit}]" if measure.unit else measure.title
+
+
+def levels_of(conditions: Sequence[Condition], metric: str, measure: Measure) -> list[Level]:
+    """The blind floors and the threshold of a metric."""
     blind = {name: summarize(rows, metric).mean for name, rows in floors_of(conditions).items()}
     found = [Level(name, value) for name, value in blind.items() if value is not None]
     return found + ([Level("leak limit", measure.threshold.value, threshold=True)] if measure.threshold else [])
-
-
-def by_round(conditions: Sequence[Condition], colors: dict[str, int], suffix: str = "") -> list[Chart]:
-    """Accuracy, composed epsilon and PSNR of the worst attacker by round, where there is more than one round to show."""
-    drawn = [
-        ("accuracy", "Accuracy by round", "accuracy", [_metric(one, "accuracy") for one in conditions]),
-        ("epsilon", "Composed epsilon by round", "epsilon", [_metric(one, "epsilon") for one in conditions]),
-        ("psnr-by-round", "PSNR of the worst attacker by round", "PSNR [dB]", [_leak(one) for one in conditions]),
-    ]
-    charts = []
-    for name, title, label, lines in drawn:
-        series = [
-            Series(one.label, colors[one.family], points)
-            for one, points in zip(conditions, lines, strict=True)
-            if len(points) > 1
-        ]
-        if series:
-            heights = [point.y for one in series for point in one.points]
-            log = name == "epsilon" and max(heights) > WIDE * min(heights) > 0
-            charts.append(Chart(f"{name}{suffix}", title, "round", label, series, dots=False, log=log))
-    return charts
-
-
-def _metric(condition: Condition, key: str) -> list[Point]:
-    """A metric of training by round, the mean over the seeds; at most some fifty points."""
-    found: dict[int, list[float]] = {}
-    for run in condition.trained.values():
-        for line in run.metrics:
-            if key in line and (key == "accuracy" or line["round"]):
-                found.setdefault(int(line["round"]), []).append(float(line[key]))
-    rounds = sorted(found)
-    every = max(1, len(rounds) // 50)
-    kept = [one for place, one in enumerate(rounds) if place % every == 0 or one == rounds[-1]]
-    return [Point(one, sum(found[one]) / len(found[one]), condition.number, condition.label) for one in kept]
-
-
-def _leak(condition: Condition) -> list[Point]:
-    worst = condition.worst()
-    if worst is None:
-        return []
-    found = [(one, worst.summary("psnr", one).mean) for one in worst.rounds]
-    return [Point(one, value, condition.number, condition.label) for one, value in found if value is not None]

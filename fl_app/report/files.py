@@ -9,7 +9,7 @@ from fl_app.analysis.attackers import WORST_OF_ALL, Attacker
 from fl_app.analysis.conditions import Condition, floors_of, mean, measures_shown
 from fl_app.analysis.verdict import UNDECIDED, WEAK, verdict_of
 from fl_app.report.spreadsheet import csv_text
-from fl_app.report.tables import half, told
+from fl_app.report.tables import half, short, told
 from fl_app.scoring.base import PLACES
 from fl_app.scoring.score import Summary, summarize
 
@@ -114,7 +114,7 @@ def latex(conditions: Sequence[Condition], title: str) -> str:
     for one in conditions:
         value, kept = mean(list(one.accuracies.values())), mean(list(one.pmm.values()))
         shares = ["--" if value is None else f"{value * 100:.1f}", "--" if kept is None else f"{kept:.3f}"]
-        epsilon = "--" if one.epsilon is None else f"{one.epsilon:.3g} ({one.delta:.0e})"
+        epsilon = "--" if one.epsilon is None else f"{one.epsilon:.3g} ({short(one.delta or 0.0)})"
         leaks = [*leak(one.naive, informed=False), *leak(one.informed, informed=True)]
         lines.append(
             "    "

@@ -1,4 +1,4 @@
-"""Reconstructions to look at: the target that leaks most, the median and the one that leaks least, by the worst attacker."""
+"""Reconstructions to look at: the target that leaks most, the median and the one that leaks least, or all of them."""
 
 import base64
 import io
@@ -19,6 +19,8 @@ from fl_app.scoring.target import TargetScore
 
 EXAMPLES = 4
 """Of a target with many examples the first ones are shown."""
+ALL = 500
+"""Of a setting with more targets the page of all shows those that leak most."""
 SIDE = 112
 """Larger images are shrunk to this, or a page would have no end."""
 
@@ -40,6 +42,13 @@ class Exhibit(NamedTuple):
     worst: str
     shown: list[Shown]
     problem: str
+    targets: int
+    """How many targets there are to show."""
+
+    @property
+    def page(self) -> str:
+        """The page of all targets, beside the tables."""
+        return f"targets-{self.condition.number}.html"
 
 
 def data_url(x: Tensor) -> str:
@@ -53,19 +62,22 @@ def data_url(x: Tensor) -> str:
     return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
-def _ranked(condition: Condition, worst: Attacker) -> list[tuple[str, RunResult, TargetScore]]:
-    """The most leaked, the median (the lower of two) and the least leaked target by PSNR; fewer if there are fewer."""
+def _by_leakage(condition: Condition, worst: Attacker) -> list[tuple[RunResult, TargetScore]]:
+    """The targets by PSNR, those that leak most first."""
     done = [
         (psnr, condition.run_of(part), target)
         for part in worst.parts
         for target in part.targets
         if target.done and (psnr := target.values.get("psnr")) is not None
     ]
-    done.sort(key=lambda one: -one[0])
-    places = {"most leaked": 0, "median": len(done) // 2, "least leaked": len(done) - 1}
-    if len(done) < 3:
-        places = {"most leaked": 0, "least leaked": 1} if len(done) == 2 else {"only target": 0} if done else {}
-    return [(words, *done[place][1:]) for words, place in places.items()]
+    return [(run, target) for _, run, target in sorted(done, key=lambda one: -one[0])]
+
+
+def _ranks(number: int) -> dict[str, int]:
+    """What is shown of so many targets: the most leaked, the median (the lower of two) and the least leaked one."""
+    if number < 3:
+        return {"most leaked": 0, "least leaked": 1} if number == 2 else {"only target": 0} if number else {}
+    return {"most leaked": 0, "median": number // 2, "least leaked": number - 1}
 
 
 def _part(attacker: Attacker, run: RunResult, key: tuple[int, int]) -> tuple[Path, TargetScore] | None:
@@ -84,17 +96,19 @@ def _numbers(target: TargetScore) -> str:
     return ", ".join(words[name].format(METRICS[name].text(value)) for name, value in shown.items())
 
 
-def exhibit(condition: Condition) -> Exhibit | None:
-    """The gallery of a condition; None if it was not attacked. Data that cannot be had is said, not raised."""
+def exhibit(condition: Condition, *, every: bool = False) -> Exhibit | None:
+    """The gallery of a condition, or every target; None if it was not attacked. Data that cannot be had is said, not raised."""
     worst = condition.worst()
     if worst is None:
         return None
     beside = [one for one in (condition.naive(), condition.told()) if one is not None]
+    found = _by_leakage(condition, worst)
+    ranks = {f"{place + 1} of {len(found)}": place for place in range(min(len(found), ALL))} if every else _ranks(len(found))
     try:
-        shown = [_shown(rank, run, target, beside) for rank, run, target in _ranked(condition, worst)]
+        shown = [_shown(rank, *found[place], beside) for rank, place in ranks.items()]
     except (ValueError, RuntimeError, OSError) as error:
-        return Exhibit(condition, worst.name, [], f"no pictures: {error}")
-    return Exhibit(condition, worst.name, shown, "")
+        return Exhibit(condition, worst.name, [], f"no pictures: {error}", 0)
+    return Exhibit(condition, worst.name, shown, "", len(found))
 
 
 def _shown(rank: str, run: RunResult, target: TargetScore, beside: Sequence[Attacker]) -> Shown:

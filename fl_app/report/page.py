@@ -16,9 +16,10 @@ from fl_app.analysis.results import Study
 from fl_app.experiment.environment import version_of
 from fl_app.report import about, svg, tables
 from fl_app.report.bounds import bounds
-from fl_app.report.charts import Chart, by_round, colors_of, trade_offs
+from fl_app.report.charts import Chart, colors_of, trade_offs
 from fl_app.report.gallery import exhibit
 from fl_app.report.palette import DARK, LIGHT, color_at, mark_at
+from fl_app.report.rounds import leakage, training
 
 HERE = Path(__file__).parent
 
@@ -29,7 +30,8 @@ class Section(NamedTuple):
     title: str
     conditions: list[Condition]
     trade_offs: list[Chart]
-    by_round: list[Chart]
+    leakage: list[Chart]
+    training: list[Chart]
     legend: list[tuple[str, Markup]]
 
 
@@ -41,7 +43,8 @@ def sections_of(conditions: Sequence[Condition]) -> list[Section]:
         own = [one for one in conditions if one.apart == name]
         suffix = f"-{place}" if len(names) > 1 else ""
         legend = [(family, _swatch(colors[family])) for family in dict.fromkeys(one.family for one in own)]
-        found.append(Section(name, own, trade_offs(own, colors, suffix), by_round(own, colors, suffix), legend))
+        settings = own, colors, suffix
+        found.append(Section(name, own, trade_offs(*settings), leakage(*settings), training(*settings), legend))
     return found
 
 
@@ -59,24 +62,38 @@ def _drawn(chart: Chart) -> Markup:
     return Markup(svg.draw(chart))  # escapes each text itself
 
 
-def render(study: Study, sections: Sequence[Section]) -> str:
-    """The page."""
+def _templates() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(HERE)
     templates = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     templates.filters["breakable"] = breakable
+    templates.globals |= {
+        "drawn": _drawn,
+        "css": Markup((HERE / "report.css").read_text(encoding="utf-8")),
+        "js": Markup((HERE / "report.js").read_text(encoding="utf-8")),
+        "light": LIGHT,
+        "dark": DARK,
+        "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "version": version_of("thorns"),
+    }
+    return templates
+
+
+def render(study: Study, sections: Sequence[Section]) -> str:
+    """The page."""
     conditions = [one for section in sections for one in section.conditions]
     context: dict[str, Any] = {
         "study": study,
         "groups": sections,
         "several": len(sections) > 1,
-        "drawn": _drawn,
         "verdicts": [(one.title, headline(one.conditions), cautions(one.conditions)) for one in sections],
         "words": about.in_words(study),
         "limits": in_words(limits_of(study.measures), sources=True),
         "informed": WORST_OF_ALL,
         "summary": tables.summary(conditions),
+        "privacy": about.privacy(conditions),
+        "leak_by_round": tables.leak_by_round(conditions),
         "attackers": tables.attackers(conditions),
         "bounds": bounds(conditions),
         "cost": tables.cost(conditions),
@@ -88,14 +105,15 @@ def render(study: Study, sections: Sequence[Section]) -> str:
         "failed_targets": about.failed_targets(study),
         "unavailable": about.unavailable(study),
         "seeds": sorted({cell.seed for cell in study.cells}),
-        "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "version": version_of("thorns"),
-        "css": Markup((HERE / "report.css").read_text(encoding="utf-8")),
-        "js": Markup((HERE / "report.js").read_text(encoding="utf-8")),
-        "light": LIGHT,
-        "dark": DARK,
     }
-    return templates.get_template("report.html").render(context)
+    return _templates().get_template("report.html").render(context)
+
+
+def all_targets(study: Study, conditions: Sequence[Condition]) -> dict[str, str]:
+    """File name -> the page of all targets of a condition, for those that have pictures."""
+    template = _templates().get_template("targets.html")
+    found = [shown for one in conditions if (shown := exhibit(one, every=True)) is not None and shown.shown]
+    return {one.page: template.render({"study": study, "one": one}) for one in found}
 
 
 def page_of(study: Study) -> tuple[str, list[Section], list[Condition]]:

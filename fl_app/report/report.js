@@ -44,8 +44,14 @@ theme.addEventListener("click", () => {
   document.documentElement.dataset.theme = isDark() ? "light" : "dark";
   show();
 });
+theme.hidden = false; // without script there is nothing that it could do
 system.addEventListener("change", show);
 show();
+
+// Enlarging is done by boxes that are ticked, without script; Escape unticks them.
+window.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") document.querySelectorAll(".zoom:checked").forEach((one) => (one.checked = false));
+});
 
 // Paper: light, and nothing folded away.
 window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));

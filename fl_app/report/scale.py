@@ -49,7 +49,8 @@ def _range(values: Sequence[float], intervals: Sequence[float]) -> tuple[float, 
     room = (high - low) or abs(high) * 0.1 or 1.0
     low = min([low, *(max(value, low - room / 2) for value in intervals)])
     high = max([high, *(min(value, high + room / 2) for value in intervals)])
-    return low - 0.05 * (high - low or room), high + 0.05 * (high - low or room)
+    margin = 0.05 * (high - low) or room  # one value alone has some room around it, or its ticks would be all digits
+    return low - margin, high + margin
 
 
 def scales_of(chart: Chart, width: tuple[float, float], height: tuple[float, float]) -> tuple[Scale, Scale]:

@@ -9,7 +9,9 @@ from fl_app.report.palette import DASHES, color_at, mark_at
 from fl_app.report.scale import Scale, scales_of, spread, tick_text
 
 WIDTH, HEIGHT = 440, 320
-LEFT, RIGHT, TOP, BOTTOM = 46, 70, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 46, 70, 30, 44
+FEW = 12
+"""A line of at most so many points shows each of them."""
 AROUND = ((11, 4, "start"), (-11, 4, "end"), (0, -10, "middle"), (0, 18, "middle"), (10, -6, "start"), (-10, 14, "end"))
 """Where the number of a point may stand, by preference."""
 
@@ -49,23 +51,19 @@ def _axes(chart: Chart, x: Scale, y: Scale) -> list[str]:
     parts.append(_tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM, class_="axis"))
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(_tag("text", escape(chart.x_label), x=middle, y=HEIGHT - 8, text_anchor="middle", class_="label"))
-    turn = f"rotate(-90 11 {(TOP + HEIGHT - BOTTOM) / 2})"
-    parts.append(
-        _tag(
-            "text",
-            escape(chart.y_label),
-            x=11,
-            y=(TOP + HEIGHT - BOTTOM) / 2,
-            text_anchor="middle",
-            class_="label",
-            transform=turn,
-        )
-    )
+    # Level, above the axis: beside it a turned label would lie on ticks of many digits.
+    parts.append(_tag("text", escape(chart.y_label), x=4, y=12, class_="label"))
     return parts
 
 
 def _levels(chart: Chart, y: Scale) -> list[str]:
     parts = []
+    if not chart.dots:  # the right is for the numbers of lines
+        for level in chart.levels:
+            height, above = (f"{y(level.y) - lift:.1f}" for lift in (0, 4))
+            parts.append(_tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=height, y2=height, class_="limit"))
+            parts.append(_tag("text", escape(level.name), x=LEFT + 6, y=above, class_="limit-name inside"))
+        return parts
     places = spread([y(level.y) for level in chart.levels], 12, TOP + 4, HEIGHT - BOTTOM - 2)
     for level, place in zip(chart.levels, places, strict=True):
         kind = "limit" if level.threshold else "floor"
@@ -159,7 +157,13 @@ def _lines(series: Sequence[Series], x: Scale, y: Scale) -> list[str]:
     for one, place in zip(series, places, strict=True):
         seen[one.color] = seen.get(one.color, -1) + 1
         color, last = color_at(one.color), one.points[-1]
+        parts.append(_band(one.points, x, y, color))
         parts.append(_line(one.points, x, y, color, DASHES[seen[one.color] % len(DASHES)]))
+        if len(one.points) <= FEW:
+            parts += [
+                mark(mark_at(one.color), x(each.x), y(each.y), color, 3.5, f"{each.label}: {each.y:.3g} in round {each.x:g}")
+                for each in one.points
+            ]
         ends = {"x1": f"{x(last.x):.1f}", "y1": f"{y(last.y):.1f}", "x2": str(WIDTH - RIGHT + 14), "y2": f"{place:.1f}"}
         parts.append(_tag("line", **ends, stroke=f"var(--s{color})", class_="whisker"))
         parts.append(
@@ -178,12 +182,13 @@ def _lines(series: Sequence[Series], x: Scale, y: Scale) -> list[str]:
 def draw(chart: Chart) -> str:
     """The chart as an <svg> element."""
     x, y = scales_of(chart, (LEFT + 4, WIDTH - RIGHT - 4), (HEIGHT - BOTTOM, TOP))
-    body = _axes(chart, x, y) + _levels(chart, y)
+    body = _axes(chart, x, y)
     if chart.dots:
+        body += _levels(chart, y)
         wide, high, inside = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM + 8, "".join(_dotted(chart, x, y))
         view = f"{LEFT} {TOP - 8} {wide} {high}"  # an inner <svg> clips what reaches beyond the axes
         body.append(_tag("svg", inside, x=LEFT, y=TOP - 8, width=wide, height=high, viewBox=view))
     else:
-        body += _lines(chart.series, x, y)
+        body += _lines(chart.series, x, y) + _levels(chart, y)
     words = f"{chart.title}. {chart.y_label} against {chart.x_label}; the values are in the tables."
     return _tag("svg", "".join(body), viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=words, class_="chart")

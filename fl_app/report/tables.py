@@ -1,6 +1,7 @@
 """The tables of a report, as they are shown: entries with what they are sorted by."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -10,7 +11,10 @@ from fl_app.analysis.verdict import UNDECIDED, WEAK, Verdict, verdict_of
 from fl_app.scoring.base import Measure
 from fl_app.scoring.score import Summary, summarize
 
+NAIVE = "naive attacker"
 INFORMED = "informed: worst of all attackers"
+MOST_ROUNDS = 8
+"""Of more attacked rounds some are left out of the table; the curves have all of them."""
 
 
 class Entry(NamedTuple):
@@ -29,6 +33,11 @@ class Head(NamedTuple):
     title: str
     group: str = ""
     number: bool = True
+
+    @property
+    def label(self) -> str:
+        """The title by itself, where there is no room for heads above columns."""
+        return f"{self.title}, {self.group.partition(':')[0]}" if self.group else self.title
 
 
 class Table(NamedTuple):
@@ -75,64 +84,75 @@ def _spread(values: Sequence[float], digits: int, scale: float = 1.0) -> str:
     return f"{min(values) * scale:.{digits}f} to {max(values) * scale:.{digits}f}" if len(values) > 1 else ""
 
 
-def _leaks(found: Mapping[str, Attacker | None], measures: Mapping[str, Measure]) -> list[Entry]:
-    """What attackers reached, by metric."""
-    return [
-        NOTHING if (one := found[name]) is None else leak_entry(one.summary(name), measure, one.name)
-        for name, measure in measures.items()
-    ]
-
-
 def summary(conditions: Sequence[Condition]) -> Table:
-    """One row per condition; blind floors below."""
+    """One row per condition; blind floors below. A column is a head and what stands below it."""
     measures = measures_shown(conditions, "tables")
-    columns = [
-        Head("#"),
-        Head("setting", number=False),
-        Head("verdict", number=False),
-        Head("accuracy, %"),
-        Head("PMM"),
-        *(Head(measure.title, "naive attacker") for measure in measures.values()),
-        *(Head(measure.title, INFORMED) for measure in measures.values()),
-        Head("which", INFORMED, number=False),
-        Head("targets"),
-        Head("epsilon"),
-        Head("s / round"),
+    columns: list[tuple[Head, Callable[[Condition], Entry]]] = [
+        (Head("#"), lambda one: Entry(str(one.number), "", one.number)),
+        (Head("setting", number=False), lambda one: Entry(one.label, style="name")),
+        (Head("verdict", number=False), lambda one: _verdict(verdict_of(one))),
+        (Head("accuracy, %"), _accuracy),
+        (Head("PMM"), _kept),
+        *((Head(one.title, NAIVE), partial(_naive, name)) for name, one in measures.items()),
+        *((Head(one.title, INFORMED), partial(_informed, name)) for name, one in measures.items()),
+        (Head("which", INFORMED, number=False), partial(_which, measures)),
+        (Head("targets"), partial(_targets, measures)),
+        (Head("epsilon"), _epsilon),
+        (Head("s / round"), lambda one: significant(one.seconds_a_round)),
     ]
-    rows = []
-    for one in conditions:
-        verdict = verdict_of(one)
-        accuracies, kept = list(one.accuracies.values()), list(one.pmm.values())
-        value = mean(accuracies)
-        naive, informed = ({name: find(name) for name in measures} for find in (one.naive, one.informed))
-        shown = list(dict.fromkeys(each for each in (*naive.values(), *informed.values()) if each is not None))
-        failed = sum(each.failed for each in shown)
-        rows.append(
-            [
-                Entry(str(one.number), "", one.number),
-                Entry(one.label, style="name"),
-                _verdict(verdict),
-                number(None if value is None else value * 100, 1, _spread(accuracies, 1, 100.0)),
-                number(mean(kept), 3, "" if one.undefended else _spread(kept, 3)),
-                *_leaks(naive, measures),
-                *_leaks(informed, measures),
-                _which(informed, measures),
-                number(max((len(each.targets) for each in shown), default=None), 0, f"{failed} failed" if failed else ""),
-                significant(one.epsilon),
-                significant(one.seconds_a_round),
-            ]
-        )
-    return Table("summary", columns, rows, _floors(conditions, measures, len(columns)))
+    heads = [head for head, _ in columns]
+    rows = [[entry(one) for _, entry in columns] for one in conditions]
+    return Table("summary", heads, rows, _floors(conditions, measures, heads))
+
+
+def _accuracy(one: Condition) -> Entry:
+    values = [100 * value for value in one.accuracies.values()]
+    return number(mean(values), 1, _spread(values, 1))
+
+
+def _kept(one: Condition) -> Entry:
+    values = list(one.pmm.values())
+    return number(mean(values), 3, "" if one.undefended else _spread(values, 3))
+
+
+def _naive(metric: str, one: Condition) -> Entry:
+    return _leak(one.naive(metric), metric, one.measures[metric])
+
+
+def _informed(metric: str, one: Condition) -> Entry:
+    return _leak(one.informed(metric), metric, one.measures[metric])
+
+
+def _leak(attacker: Attacker | None, metric: str, measure: Measure) -> Entry:
+    return NOTHING if attacker is None else leak_entry(attacker.summary(metric), measure, attacker.name)
+
+
+def _targets(measures: Mapping[str, Measure], one: Condition) -> Entry:
+    """How many targets the attackers had that are shown."""
+    found = [find(name) for name in measures for find in (one.naive, one.informed)]
+    shown = list(dict.fromkeys(each for each in found if each is not None))
+    failed = sum(each.failed for each in shown)
+    return number(max((len(each.targets) for each in shown), default=None), 0, f"{failed} failed" if failed else "")
+
+
+def _epsilon(one: Condition) -> Entry:
+    return significant(one.epsilon)._replace(small="" if one.delta is None else f"at delta {short(one.delta)}")
+
+
+def short(value: float) -> str:
+    """A small number as people write it: 1e-5."""
+    return f"{value:g}".replace("e-0", "e-")
 
 
 def _verdict(verdict: Verdict) -> Entry:
     """The word, with the reason below it where there is no red number that shows it."""
-    weak = [f"{WEAK}:", *verdict.reasons] if verdict.word == UNDECIDED else []
-    return Entry(verdict.word, " ".join(weak), style=verdict.word.partition(" ")[0], hint="; ".join(verdict.reasons))
+    small = f"{WEAK}: {'; '.join(verdict.reasons)}" if verdict.word == UNDECIDED else ""
+    return Entry(verdict.word, small, style=verdict.word.partition(" ")[0], hint="; ".join(verdict.reasons))
 
 
-def _which(found: Mapping[str, Attacker | None], measures: Mapping[str, Measure]) -> Entry:
+def _which(measures: Mapping[str, Measure], one: Condition) -> Entry:
     """Who the worst attacker was, by each metric."""
+    found = {name: one.informed(name) for name in measures}
     attackers = list(dict.fromkeys(one for one in found.values() if one is not None))
     if not attackers:
         return NOTHING
@@ -141,16 +161,46 @@ def _which(found: Mapping[str, Attacker | None], measures: Mapping[str, Measure]
     return Entry(words, ", ".join(attacks), hint="; ".join(one.attack for one in attackers))
 
 
-def _floors(conditions: Sequence[Condition], measures: Mapping[str, Measure], width: int) -> list[list[Entry]]:
+def _floors(conditions: Sequence[Condition], measures: Mapping[str, Measure], heads: Sequence[Head]) -> list[list[Entry]]:
     found = []
     for group in dict.fromkeys(one.apart for one in conditions):
         for name, rows in floors_of([one for one in conditions if one.apart == group]).items():
-            leaks = [leak_entry(summarize(rows, metric), measure)._replace(style="") for metric, measure in measures.items()]
             label = f"blind floor: {name}" + (f" ({group})" if group else "")
-            entries = [Entry(""), Entry(label, style="name"), Entry(""), Entry(""), Entry(""), *leaks]
-            entries += [Entry("")] * (len(measures) + 1) + [number(len(rows), 0)]
-            found.append(entries + [Entry("")] * (width - len(entries)))
+            entries = {"setting": Entry(label, style="name"), "targets": number(len(rows), 0)}
+            for metric, measure in measures.items():
+                entries[f"{measure.title}, {NAIVE}"] = leak_entry(summarize(rows, metric), measure)._replace(style="")
+            found.append([entries.get(head.label, Entry("")) for head in heads])
     return found
+
+
+def leak_by_round(conditions: Sequence[Condition]) -> Table | None:
+    """What the worst attacker of each round reached, where several rounds were attacked; by PSNR if that is shown."""
+    rounds = sorted({number for one in conditions for number in one.attacked_rounds})
+    metric = next(iter(measures_shown(conditions, "tables")), None)
+    if len(rounds) < 2 or metric is None:
+        return None
+    some = min(len(rounds), MOST_ROUNDS)
+    chosen = [rounds[place * (len(rounds) - 1) // (some - 1)] for place in range(some)]
+    measure = conditions[0].measures[metric]
+    unit = f" [{measure.unit}]" if measure.unit else ""
+    heads = [Head("#"), Head("setting", number=False), *(Head(f"round {one}", f"{measure.title}{unit}") for one in chosen)]
+    rows = [
+        [
+            Entry(str(one.number), "", one.number),
+            Entry(one.label, style="name"),
+            *(_in_round(one, metric, server_round) for server_round in chosen),
+        ]
+        for one in conditions
+        if one.attackers
+    ]
+    return Table("leak-by-round", heads, rows, [])
+
+
+def _in_round(one: Condition, metric: str, server_round: int) -> Entry:
+    attacker = one.worst(metric, server_round)
+    if attacker is None:
+        return NOTHING
+    return leak_entry(attacker.summary(metric, server_round), one.measures[metric], attacker.name)
 
 
 def told(attacker: Attacker) -> str:
@@ -174,7 +224,7 @@ def attackers(conditions: Sequence[Condition]) -> Table:
             Entry(f"{one.visibility} updates"),
             number(len(one.targets), 0),
             number(one.failed, 0),
-            *_leaks(dict.fromkeys(measures, one), measures),
+            *(_leak(one, name, measure) for name, measure in measures.items()),
         ]
         for condition in conditions
         for one in condition.attackers

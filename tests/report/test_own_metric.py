@@ -68,7 +68,7 @@ def test_one_entry_of_the_registry(captured, monkeypatch):
     attack_run(Console(file=told, width=250), captured.path, [ATTACK], grants=[], perceptual=False)
     assert any(line.split()[:1] == ["nearest"] for line in told.getvalue().splitlines())
     page = everywhere(captured.path, "nearest")
-    assert "nearest -1: thresholds of nobody" in page.words
+    assert "nearest -1 (nobody)" in page.words
     assert not list(captured.path.glob("attacks/*/metrics.json"))
     off = ("--psnr", "off", "--ssim", "off", "--lpips", "off")
     assert "the attack is too weak" in run_gate(captured.path, *off)[1]
@@ -87,7 +87,7 @@ def test_a_metric_of_somebody_elses_module(captured, tmp_path):
     assert any(line.split()[:1] == ["nearest"] for line in done.stdout.splitlines())
     (tmp_path / "mine.py").unlink()  # what follows reads results, and imports nothing of it
     page = everywhere(captured.path, "nearest pixel <b>")
-    assert "nearest pixel <b> -1 grey: thresholds of our own paper" in page.words
+    assert "nearest pixel <b> -1 grey (our own paper)" in page.words
     off = ("--psnr", "off", "--ssim", "off", "--lpips", "off")
     assert run_gate(captured.path, *off)[0] == UNJUDGED  # nothing leaks, to an attack that is too weak to tell
     code, out, _ = run_gate(captured.path, *off, "--limit", "nearest=2")

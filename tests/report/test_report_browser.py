@@ -6,6 +6,7 @@ import os
 import shutil
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from fl_app.experiment.config import Experiment
 from fl_app.report import write_report
@@ -126,6 +127,48 @@ def test_the_page_never_scrolls_sideways_and_labels_do_not_overlap(opened, addre
     assert sorted(letters)[len(letters) // 2] >= 11
     widths = opened.execute_script("return [...document.images].map((one) => one.getBoundingClientRect().width)")
     assert min(widths) >= 40
+
+
+def test_nothing_is_cut_off_on_a_phone(opened, address):
+    """No table scrolls sideways, and no text reaches beyond the page or the box that it is in."""
+    shape(opened, PHONE)
+    opened.get(address)
+    for details in opened.find_elements("css selector", "details:not([open]) > summary"):
+        details.click()
+    cut = opened.execute_script("""
+        const beyond = [...document.querySelectorAll("td, th, p, li, pre, dt, dd, h1, h2, h3, text")].filter((one) => {
+          const box = one.getBoundingClientRect();
+          return box.width && (box.right > innerWidth + 1 || box.left < -1);
+        });
+        const boxes = [...document.querySelectorAll(".scroll, pre, td, p")].filter((one) =>
+          one.clientWidth && one.scrollWidth > one.clientWidth + 1);
+        return [...beyond, ...boxes].map((one) => one.outerHTML.slice(0, 120));
+    """)
+    assert cut == []
+    label = opened.find_element("css selector", "#summary tbody tr td:nth-child(6)")
+    shown = opened.execute_script("return getComputedStyle(arguments[0], '::before').content", label)
+    assert shown == '"PSNR, naive attacker"'
+
+
+@pytest.mark.parametrize("width", [PHONE, 1280])
+def test_pictures_enlarge_without_script(opened, address, width):
+    shape(opened, width)
+    opened.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    opened.get(address)
+    image = opened.find_element("css selector", ".targets img")
+    cover = opened.find_element("css selector", ".cover")
+    before = image.size["width"]
+    cover.click()
+    assert image.size["width"] > 1.3 * before
+    assert image.rect["x"] >= 0
+    assert image.rect["x"] + image.size["width"] <= width
+    cover.click()
+    assert image.size["width"] == before
+    opened.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    opened.get(address)
+    opened.find_element("css selector", ".cover").click()
+    opened.find_element("css selector", "body").send_keys(Keys.ESCAPE)
+    assert opened.find_element("css selector", ".targets img").size["width"] == before
 
 
 def test_light_and_dark(opened, address):

@@ -77,8 +77,8 @@ def test_the_registry_says_all_that_is_shown():
     assert {name: limit.value for name, limit in judged.items()} == {
         "psnr": 15.0,
         "ssim": 0.5,
-        "lpips_alex": 0.05,
-        "lpips_vgg": 0.05,
+        "lpips_alex": 0.1,
+        "lpips_vgg": 0.15,
     }
     assert {limit.source for limit in judged.values()} == {"the Refiner paper"}
     for metric in METRICS.values():
