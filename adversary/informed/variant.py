@@ -77,13 +77,13 @@ def noise_proof(facts: Facts) -> Variant:
     )
 
 
-def most_likely(law: Objective, facts: Facts, why: str) -> Variant:
+def most_likely(law: Objective, facts: Facts, why: str, space: ClassGaussian | None = None) -> Variant:
     """The most likely image of its class, given public examples and the log-likelihood of what was sent."""
 
     def change(attack: Matching) -> Matching:
         steps = LBFGS(iterations=min(ITERATIONS, attack.optimizer.iterations))
         attack = with_labels(with_objective(attack, law), "rows")
-        return averaged(replace(attack, space=ClassGaussian(), priors=(), optimizer=steps), facts)
+        return averaged(replace(attack, space=space or ClassGaussian(), priors=(), optimizer=steps), facts)
 
     why_not = "" if facts.enough else f"{facts.public} public examples are too few to learn from"
     return Variant(why, change, "most likely", why_not=why_not)

@@ -3,10 +3,16 @@
 from collections.abc import Callable
 
 from adversary.spaces.base import Parametrisation, Variables
+from adversary.spaces.blended import Blended
 from adversary.spaces.epochs import Epochs
 from adversary.spaces.gaussian import ClassGaussian
 from adversary.spaces.pixels import Pixels
 
-SPACES: dict[str, Callable[..., Parametrisation]] = {"class_gaussian": ClassGaussian, "epochs": Epochs, "pixels": Pixels}
+SPACES: dict[str, Callable[..., Parametrisation]] = {
+    "blended": Blended,
+    "class_gaussian": ClassGaussian,
+    "epochs": Epochs,
+    "pixels": Pixels,
+}
 
-__all__ = ["SPACES", "ClassGaussian", "Epochs", "Parametrisation", "Pixels", "Variables"]
+__all__ = ["SPACES", "Blended", "ClassGaussian", "Epochs", "Parametrisation", "Pixels", "Variables"]

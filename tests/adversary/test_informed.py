@@ -154,7 +154,7 @@ def test_who_knows_refiner_takes_the_noise_out():
 
 def test_a_defense_can_have_several_informed_attackers():
     found = {one.name: one for one in informed(FAST, "refiner(eps=0.3)", evaluator="d.safetensors")}
-    assert list(found) == ["unblend", "knows D", "shell"]
+    assert list(found) == ["most likely", "unblend", "knows D", "shell"]
     assert found["unblend"].attack == adapted(FAST, "refiner(eps=0.3)")
     prior = found["knows D"].attack.priors[-1]
     assert prior.weight > 0
@@ -164,13 +164,18 @@ def test_a_defense_can_have_several_informed_attackers():
     assert (shelled.objective, shelled.optimizer.iterations) == (Shell(eps=0.3), 120)
     assert adapted("cosine_lbfgs(tv=0.01)", "refiner").priors[0].weight < 0.01  # it smooths afterwards
     both = [one.name for one in informed(FAST, "fedem + refiner(eps=0.3)", examples=2, evaluator="d")]
-    assert both[0] == "replay + unblend"
-    assert len(both) == 6
+    assert both[0] == "replay + most likely"
+    assert len(both) == 8
 
 
 def test_an_attacker_with_nothing_to_work_with_says_so():
     why = {one.name: one.why_not for one in informed(FAST, "refiner") if one.attack is None}
-    assert why == {"knows D": "the client's evaluation network is not at hand", "shell": "eps is not set in the defense"}
+    few = "0 public examples are too few to learn from"
+    assert why == {
+        "most likely": few,
+        "knows D": "the client's evaluation network is not at hand",
+        "shell": "eps is not set in the defense",
+    }
     (lone,) = (one for one in informed(FAST, "fedem") if one.attack is None)
     assert "a single one" in lone.why_not
     assert all(one.attack for one in informed(FAST, "fedem", rounds=2))

@@ -8,6 +8,7 @@ import torch
 import adversary
 from adversary import AttackError, Facts, Public
 from adversary.informed.noise import NoiseLaw, law_of
+from adversary.informed.refiner import cleaned
 from adversary.spaces import ClassGaussian
 from client_defenses import Memory, build
 from fl_app import data
@@ -78,6 +79,15 @@ def test_the_most_likely_image_within_the_intervals_that_were_sent(defense, publ
     seen = told(seen, task, x, y, defense)
     guess = attackers(defense)["most likely"].prepare(task, seen[0], public, 0, tmp_path)(seen, task, 0)
     assert psnr(guess.x, x).mean() > psnr(floor(public, y), x).mean() + 3
+
+
+def test_image_and_blended_noise_are_told_apart(public, tmp_path):
+    """Refiner's robust data hardly leave the blend that they start from."""
+    x, y = digits(3, 1, start=2300)
+    blend = 0.5 * x + 0.5 * torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+    seen, task = seen_of(blend, y, knowledge=Knowledge(defense="refiner"))
+    guess = attackers("refiner")["most likely"].prepare(task, seen[0], public, 0, tmp_path)(seen, task, 0)
+    assert psnr(guess.x, x).mean() > psnr(cleaned(blend, 0.5), x).mean() + 1  # which was even given the blend
 
 
 def test_the_law_of_the_noise_is_that_of_the_defense(rng):
