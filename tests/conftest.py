@@ -13,6 +13,8 @@ os.environ.pop("THORNS_ALLOW", None)  # tests allow what they need
 # Test processes share the cores: threads that spin while they wait slow each other down by large factors.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+# Ray's workers are nice by 15: on a busy machine they starve until something times out.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import numpy as np
 import pytest
