@@ -70,6 +70,7 @@ class Observer(Checked):
 def registered() -> Registry[Observer]:
     """All observers: those that know a defense live with the informed attackers."""
     from adversary.informed import pieces
+    from adversary.search.assumed import Assumed
     from adversary.search.surrogate import Surrogate
 
-    return {"surrogate": Surrogate, **pieces.OBSERVERS}
+    return {"assumed": Assumed, "surrogate": Surrogate, **pieces.OBSERVERS}

@@ -8,8 +8,10 @@ import torch
 from adversary import AttackError
 from adversary.objectives import Signs
 from adversary.priors import SameMean
+from adversary.search.assumed import Assumed
+from adversary.search.observers import Local
 from adversary.spaces.epochs import Epochs
-from fl_app.core.local import LocalRule, local_update
+from fl_app.core.local import LocalRule, Step, local_update
 from fl_app.core.observation import Knowledge
 from fl_app.data.batches import step_positions
 from helpers.attacks import attack, digits, psnr, seen_of
@@ -49,6 +51,18 @@ def test_the_prior_between_epochs_does_not_see_their_order():
     assert prior.penalty(torch.cat([x, x.flip(2)], 2)).item() < 1e-12
     # Of two epochs the mean squared difference.
     torch.testing.assert_close(prior.penalty(torch.cat([x, x + 0.5], 2)), torch.tensor([[0.25]]))
+
+
+def test_an_assumed_rule_takes_the_place_of_the_real_one():
+    x, y = digits(1, 2)
+    rule = dataclasses.replace(SHUFFLED, shuffle=False)
+    (seen,), task = seen_of(x, y, dataclasses.replace(rule, momentum=0.9, weight_decay=0.1))
+    local = Local(task.model, seen.params, x[0], y[0], rule, Step.gradient, seen.update)
+    right = Assumed(momentum=0.9, weight_decay=0.1).update(local, {})
+    wrong = Assumed(momentum=0.5).update(local._replace(rule=seen.rule), {})
+    assert all(torch.equal(right[name], seen.update[name]) for name in right)
+    assert not any(torch.allclose(wrong[name], seen.update[name], rtol=1e-3) for name in wrong)
+    assert Assumed(momentum=0.5).update(local._replace(rule=LocalRule(batch_size=2)), {}) is None
 
 
 def test_epochs_need_whole_batches():
