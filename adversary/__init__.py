@@ -8,7 +8,7 @@ from collections.abc import Callable
 from adversary.base import Attack, AttackError, Belief, Facts, Guess, Informed, Public
 from adversary.learned.ridge import Ridge
 from adversary.local_steps import SME, AdamSigns, Epochwise
-from adversary.presets import DLG, IDLG, CosineLBFGS, GradInversion, InvertingGradients
+from adversary.presets import DLG, IDLG, CosineLBFGS, GaussNewton, GradInversion, InvertingGradients
 from adversary.search.matching import Matching
 from fl_app.core import spec
 
@@ -17,6 +17,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "cosine_lbfgs": CosineLBFGS,
     "dlg": DLG,
     "epochwise": Epochwise,
+    "gauss_newton": GaussNewton,
     "grad_inversion": GradInversion,
     "idlg": IDLG,
     "inverting_gradients": InvertingGradients,

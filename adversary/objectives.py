@@ -33,6 +33,20 @@ class Objective(Checked, ABC):
         """The distance over the rounds of a client on the same examples, in order: the mean, unless rounds depend on others."""
         return torch.stack([self(*pair, progress) for pair in zip(dummies, seen, strict=True)]).mean()
 
+    @property
+    def squares(self) -> bool:
+        """Whether it has residuals, so that Gauss-Newton can follow it."""
+        return type(self).residuals is not Objective.residuals
+
+    def residuals(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """The distance as squares, exactly or in the neighbourhood, for Gauss-Newton: (residuals,)."""
+        raise AttackError(f"the objective {type(self).__name__} is no sum of squares: use lbfgs or adam, not gauss_newton")
+
+    def residuals_over_rounds(self, dummies: Sequence[Tensors], seen: Sequence[Tensors], progress: float) -> Tensor:
+        """The same over the rounds of a client on the same examples: (residuals,)."""
+        share = len(seen) ** -0.5
+        return torch.cat([share * self.residuals(*pair, progress) for pair in zip(dummies, seen, strict=True)])
+
     def fitted(self, update: Tensors, task: Task) -> Self:
         """The objective for updates with these names and shapes."""
         return self
@@ -50,6 +64,25 @@ class L2(Objective):
         """The squared distance."""
         return squared_l2(dummy, seen)
 
+    def residuals(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """The differences."""
+        return torch.cat([(dummy[name] - value).flatten() for name, value in seen.items()])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relative(Objective):
+    """Squared distance over the squared size, the mean over tensors: the first layers, which know the pixels, count as much."""
+
+    def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """The relative squared distance."""
+        return self.residuals(dummy, seen, progress).square().sum()
+
+    def residuals(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """The differences, on the scale of each tensor."""
+        share = len(seen) ** -0.5
+        parts = [share * (dummy[name] - value) / (value.square().sum() + TINY).sqrt() for name, value in seen.items()]
+        return torch.cat([part.flatten() for part in parts])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Objective):
@@ -58,6 +91,10 @@ class Cosine(Objective):
     def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
         """One minus the cosine."""
         return cosine(dummy, seen)
+
+    def residuals(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """The difference of the two directions: its square is twice the loss."""
+        return (direction(dummy, seen) - direction(seen, seen)) / 2**0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +159,18 @@ class Masked(Objective):
         """Those of the other objective."""
         return self.objective.stages
 
+    @property
+    def squares(self) -> bool:
+        """As the other objective."""
+        return self.objective.squares
+
     def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
         """The distance on the support of what was sent."""
         return self.objective({name: dummy[name] * (seen[name] != 0) for name in seen}, seen, progress)
+
+    def residuals(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """Those of the other objective on the support."""
+        return self.objective.residuals({name: dummy[name] * (seen[name] != 0) for name in seen}, seen, progress)
 
     def fitted(self, update: Tensors, task: Task) -> Self:
         """Fit the other objective."""
@@ -147,9 +193,18 @@ class Ignoring(Objective):
         """Those of the other objective."""
         return self.objective.stages
 
+    @property
+    def squares(self) -> bool:
+        """As the other objective."""
+        return self.objective.squares
+
     def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
         """The distance of what is left."""
         return self.objective(dummy, seen, progress)
+
+    def residuals(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """Those of the other objective."""
+        return self.objective.residuals(dummy, seen, progress)
 
     def fitted(self, update: Tensors, task: Task) -> Self:
         """Replace 'last' by the layer's name; AttackError if nothing is left."""
@@ -169,6 +224,7 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "ignoring": Ignoring,
     "l2": L2,
     "masked": Masked,
+    "relative": Relative,
     "robust": Robust,
     "shell": Shell,
     "signs": Signs,
@@ -193,6 +249,12 @@ def cosine(dummy: Tensors, seen: Tensors) -> Tensor:
     ours = torch.stack([dummy[name].square().sum() for name in seen]).sum()
     theirs = torch.stack([seen[name].square().sum() for name in seen]).sum()
     return 1 - inner / (ours * theirs + TINY).sqrt()
+
+
+def direction(update: Tensors, like: Tensors) -> Tensor:
+    """The entries of an update as one vector of length one, in the order of another."""
+    flat = torch.cat([update[name].flatten() for name in like])
+    return flat / (flat.square().sum() + TINY).sqrt()
 
 
 def robust(dummy: Tensors, seen: Tensors, width: float = 1.0) -> Tensor:

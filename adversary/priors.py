@@ -1,5 +1,6 @@
 """What examples look like: penalties on reconstructions, pieces of `matching`, one class each."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -20,6 +21,10 @@ Penalty = Callable[[Tensor], Tensor]
 """Reconstructions x (targets, seeds, examples, *shape) -> (targets, seeds)."""
 
 
+FLAT = 0.01
+"""Differences of neighbouring pixels below this count as flat to Gauss-Newton, so that its weights stay bounded (ours)."""
+
+
 class Scene(NamedTuple):
     """What a prior is held against: the observations of each target (one per round), and the public facts."""
 
@@ -37,6 +42,10 @@ class Prior(Checked):
         """The penalty of x (targets, seeds, examples, *shape), without its weight: (targets, seeds)."""
         raise AttackError(f"the prior {type(self).__name__} has neither a `penalty` nor a `bind` of its own")
 
+    def residuals(self, x: Tensor) -> Tensor:
+        """The penalty as squares, at least in the neighbourhood, for Gauss-Newton: (targets, seeds, residuals)."""
+        raise AttackError(f"the prior {type(self).__name__} is no sum of squares: use lbfgs or adam, not gauss_newton")
+
     def bind(self, scene: Scene) -> Penalty:
         """The weighted penalty on these targets; AttackError if what it needs was not granted."""
         return lambda x: self.weight * self.penalty(x)
@@ -50,6 +59,11 @@ class TotalVariation(Prior):
         """The total variation."""
         return total_variation(x)
 
+    def residuals(self, x: Tensor) -> Tensor:
+        """The differences over the roots of their sizes, which are constants to a step."""
+        gaps = (x[..., 1:] - x[..., :-1]).flatten(2), (x[..., 1:, :] - x[..., :-1, :]).flatten(2)
+        return torch.cat([gap / (gap.detach().abs() + FLAT).sqrt() / gap.shape[-1] ** 0.5 for gap in gaps], dim=-1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Norm(Prior):
@@ -58,6 +72,23 @@ class Norm(Prior):
     def penalty(self, x: Tensor) -> Tensor:
         """The mean square."""
         return x.square().flatten(2).mean(-1)
+
+    def residuals(self, x: Tensor) -> Tensor:
+        """The pixels."""
+        return x.flatten(2) / math.sqrt(x[0, 0].numel())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box(Prior):
+    """Mean squared distance of the pixels from [0, 1]: smooth, where clamping would break a second-order step."""
+
+    def penalty(self, x: Tensor) -> Tensor:
+        """The squared distance."""
+        return self.residuals(x).square().sum(-1)
+
+    def residuals(self, x: Tensor) -> Tensor:
+        """The distances."""
+        return (x - x.clamp(0, 1)).flatten(2) / math.sqrt(x[0, 0].numel())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +144,7 @@ def _distances(scene: Scene, params: Tensors, x: Tensor, granted: Tensors) -> Te
 
 PRIORS: dict[str, Callable[..., Prior]] = {
     "batchnorm": BatchNorm,
+    "box": Box,
     "group": Group,
     "norm": Norm,
     "same_mean": SameMean,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adversary.base import Facts
 from adversary.informed.variant import Variant, averaged, with_labels, with_objective, with_tv
-from adversary.objectives import Objective, cosine
+from adversary.objectives import Cosine, Objective, cosine
 from adversary.search.matching import Matching
 from client_defenses.gradient_dropout import GradientDropout
 from fl_app.core.local import Tensors
@@ -41,16 +41,33 @@ class Mixture(Objective):
         parts = [self._likelihood(dummy[name], value, self.TAUS[stage - 1]) for name, value in seen.items()]
         return torch.stack(parts).sum() / sum(value.numel() for value in seen.values())
 
+    def residuals(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
+        """The gaps of kept entries, by the probability that they were kept: what expectation-maximisation minimises."""
+        stage = min(round(progress * self.stages), self.stages - 1)
+        if stage == 0:
+            return Cosine().residuals(dummy, seen, progress)
+        share = (2 * sum(value.numel() for value in seen.values())) ** -0.5
+        found = []
+        for name, value in seen.items():
+            gap, kept, decoy = self._laws(dummy[name], value, self.TAUS[stage - 1])
+            found.append(share * gap * (kept - torch.logaddexp(kept, decoy)).detach().exp().sqrt())
+        return torch.cat([part.flatten() for part in found])
+
     def _likelihood(self, dummy: Tensor, seen: Tensor, width: float) -> Tensor:
         """The sum over one tensor, less a constant."""
+        _, kept, decoy = self._laws(dummy, seen, width)
+        return -torch.logaddexp(kept, decoy).sum()
+
+    def _laws(self, dummy: Tensor, seen: Tensor, width: float) -> tuple[Tensor, Tensor, Tensor]:
+        """(gap over tau, log-probability as a kept entry, and as a decoy) of each entry."""
         matched = (seen.square().mean() / (1 / self.p + 1 - self.p)).sqrt() + 1e-12
         sigma = seen.new_tensor(self.sigma) if self.sigma else matched
         tau = width * sigma
-        kept = math.log(self.p) - ((seen - dummy / self.p) / tau).square() / 2 - tau.log()
+        gap = (seen - dummy / self.p) / tau
+        kept = math.log(self.p) - gap.square() / 2 - tau.log()
         if self.p == 1:
-            return -kept.sum()
-        decoy = math.log(1 - self.p) - (seen / sigma).square() / 2 - sigma.log()
-        return -torch.logaddexp(kept, decoy).sum()
+            return gap, kept, torch.full_like(kept, -torch.inf)
+        return gap, kept, math.log(1 - self.p) - (seen / sigma).square() / 2 - sigma.log()
 
 
 def variants(defense: GradientDropout, facts: Facts) -> list[Variant]:

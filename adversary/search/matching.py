@@ -67,7 +67,7 @@ class Matching(Attack):
 
     def cost(self, examples: int, rule: LocalRule) -> float:
         """Iterations times attempts times examples."""
-        tries = self.optimizer.iterations * self.optimizer.restarts * self.seeds
+        tries = self.optimizer.work * self.optimizer.restarts * self.seeds
         return float(tries * examples * (rule.steps if all(one.unrolls for one in self.observers) else 1))
 
     def shortened(self, iterations: int) -> "Matching":

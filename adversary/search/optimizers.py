@@ -9,12 +9,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from adversary.search.gauss_newton import BatchedGaussNewton
 from adversary.search.lbfgs import BatchedLBFGS
 from fl_app.core.local import Tensors
 from fl_app.core.spec import Checked
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Rate = Annotated[float, Field(gt=0)]
+Residuals = Callable[[Tensors], Tensor]
+"""Variables, each (targets, seeds, ...) -> what is left to explain, (targets, seeds, residuals); squared, the loss."""
 
 
 class Steps(Protocol):
@@ -49,8 +52,13 @@ class Optimizer(Checked, ABC):
     """The loss below which a target counts as found; 0: never."""
 
     @abstractmethod
-    def start(self) -> Steps:
-        """What takes the steps of one attempt."""
+    def start(self, residuals: Residuals) -> Steps:
+        """What takes the steps of one attempt; second-order methods look at the residuals."""
+
+    @property
+    def work(self) -> float:
+        """About how many gradients of a reconstruction one attempt takes."""
+        return float(self.iterations)
 
     @property
     def survives(self) -> bool:
@@ -67,7 +75,7 @@ class Adam(Optimizer):
     decay: bool = False
     """Divide the rate by 10 after 3/8, 5/8 and 7/8 of the iterations."""
 
-    def start(self) -> Steps:
+    def start(self, residuals: Residuals) -> Steps:
         """Adam's moments."""
         return AdamSteps(self)
 
@@ -78,7 +86,7 @@ class LBFGS(Optimizer):
 
     lr: Rate = 1.0
 
-    def start(self) -> Steps:
+    def start(self, residuals: Residuals) -> Steps:
         """The history of L-BFGS."""
         return LBFGSSteps(self.lr)
 
@@ -88,7 +96,30 @@ class LBFGS(Optimizer):
         return True
 
 
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "lbfgs": LBFGS}
+@dataclass(frozen=True, kw_only=True)
+class GaussNewton(Optimizer):
+    """Gauss-Newton with Levenberg-Marquardt damping; for objectives and priors that are sums of squares."""
+
+    iterations: Count = 30
+    products: Count = 100
+    """Products with the curvature in an iteration, at the most; each costs about two gradients."""
+
+    def start(self, residuals: Residuals) -> Steps:
+        """The points that were accepted last."""
+        return GaussNewtonSteps(self, residuals)
+
+    @property
+    def work(self) -> float:
+        """Products cost more than gradients."""
+        return float(self.iterations * self.products * 2)
+
+    @property
+    def survives(self) -> bool:
+        """A step to a loss that is not finite is taken back."""
+        return True
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "gauss_newton": GaussNewton, "lbfgs": LBFGS}
 
 
 class AdamSteps:
@@ -141,27 +172,61 @@ class AdamSteps:
         self._age[chosen] = 0
 
 
-class LBFGSSteps:
-    """L-BFGS, all variables of a reconstruction joined into one vector."""
+class Joined:
+    """Steps on all variables of a reconstruction as one vector, by an inner method for many such vectors."""
 
-    def __init__(self, lr: float) -> None:
-        self._inner = BatchedLBFGS(lr)
-
-    def step(self, variables: Tensors, gradients: Tensors, loss: Tensor) -> Tensors:
-        """One L-BFGS step."""
-        point, gradient = (torch.cat([parts[name].flatten(2) for name in variables], dim=2) for parts in (variables, gradients))
-        moved = self._inner.step(point.flatten(0, 1), loss.flatten(), gradient.flatten(0, 1)).view_as(point)
-        parts = moved.split([variable[0, 0].numel() for variable in variables.values()], dim=2)
-        return {name: part.reshape(variables[name].shape).contiguous() for name, part in zip(variables, parts, strict=True)}
+    def __init__(self, inner: BatchedLBFGS | BatchedGaussNewton) -> None:
+        self._inner = inner
 
     def state(self) -> Tensors:
-        """The history."""
+        """That of the inner method."""
         return self._inner.state()
 
     def restore(self, state: Tensors) -> None:
-        """Go on from such a history."""
+        """Go on from such a state."""
         self._inner.restore(state)
 
     def reset(self, chosen: Tensor) -> None:
-        """Forget the history of some reconstructions."""
+        """Forget what is known of some reconstructions."""
         self._inner.reset(chosen.flatten())
+
+
+class LBFGSSteps(Joined):
+    """L-BFGS on joined variables."""
+
+    _inner: BatchedLBFGS
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(BatchedLBFGS(lr))
+
+    def step(self, variables: Tensors, gradients: Tensors, loss: Tensor) -> Tensors:
+        """One L-BFGS step."""
+        gradient = joined({name: gradients[name] for name in variables})
+        return parted(self._inner.step(joined(variables), loss.flatten(), gradient), variables)
+
+
+class GaussNewtonSteps(Joined):
+    """Gauss-Newton on joined variables."""
+
+    _inner: BatchedGaussNewton
+
+    def __init__(self, settings: GaussNewton, residuals: Residuals) -> None:
+        self._like: Tensors = {}
+        inner = BatchedGaussNewton(lambda point: residuals(parted(point, self._like)).flatten(0, 1), settings.products)
+        super().__init__(inner)
+
+    def step(self, variables: Tensors, gradients: Tensors, loss: Tensor) -> Tensors:
+        """One Gauss-Newton step."""
+        self._like = variables
+        return parted(self._inner.step(joined(variables), loss.flatten()), variables)
+
+
+def joined(variables: Tensors) -> Tensor:
+    """Variables, each (targets, seeds, ...), as one vector per reconstruction: (targets * seeds, dimensions)."""
+    return torch.cat([value.flatten(2) for value in variables.values()], dim=2).flatten(0, 1)
+
+
+def parted(point: Tensor, like: Tensors) -> Tensors:
+    """Such vectors as variables with the names and shapes of others."""
+    parts = point.split([value[0, 0].numel() for value in like.values()], dim=1)
+    return {name: part.reshape(value.shape).contiguous() for (name, value), part in zip(like.items(), parts, strict=True)}

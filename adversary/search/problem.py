@@ -26,6 +26,8 @@ LABELS = "labels"
 """The variable that holds the label logits, (targets, seeds, examples, classes), where labels are searched for."""
 Target = tuple[Observation, ...]
 """The rounds in which a client used the same examples; mostly one."""
+Measure = Callable[[Sequence[Tensors], Sequence[Tensors], float], Tensor]
+"""(updates of a reconstruction by round, the observed ones, progress) -> an objective of them, or its residuals."""
 
 
 class Problem:
@@ -74,17 +76,30 @@ class Problem:
 
     def losses(self, variables: Tensors) -> Tensor:
         """The attack's loss of each reconstruction, (targets, seeds)."""
-        x = self.space.inputs(variables)
-        y = variables[LABELS].softmax(-1) if self.classes is None else self.classes[:, None].expand(-1, x.shape[1], -1)
-        y = y.repeat(1, 1, x.shape[2] // self.examples, *[1] * (y.ndim - 3))  # a space may hold each example several times
-        unknown = {name: value for name, value in variables.items() if "/" in name}
-        loss = self._distances(x, y, unknown)
+        x, y, unknown = self._guessed(variables)
+        loss = self._compared(self.objective.over_rounds, x, y, unknown)
         for prior in self.priors:
             loss = loss + prior(x)
         return loss + self.space.penalty(_of_space(variables)) if self.attack.space.trained else loss
 
-    def _distances(self, x: Tensor, y: Tensor, unknown: Tensors) -> Tensor:
-        """How far the updates of the reconstructions are from what the rounds show, (targets, seeds)."""
+    def residuals(self, variables: Tensors) -> Tensor:
+        """The loss as a sum of squares, exactly or in the neighbourhood: (targets, seeds, residuals)."""
+        x, y, unknown = self._guessed(variables)
+        found = [self._compared(self.objective.residuals_over_rounds, x, y, unknown)]
+        found += [prior.weight**0.5 * prior.residuals(x) for prior in self.attack.priors if prior.weight]
+        if self.attack.space.trained:
+            found.append(self.space.residuals(_of_space(variables)))
+        return torch.cat(found, dim=2)
+
+    def _guessed(self, variables: Tensors) -> tuple[Tensor, Tensor, Tensors]:
+        """(examples, labels, what else is not known) that variables stand for."""
+        x = self.space.inputs(variables)
+        y = variables[LABELS].softmax(-1) if self.classes is None else self.classes[:, None].expand(-1, x.shape[1], -1)
+        y = y.repeat(1, 1, x.shape[2] // self.examples, *[1] * (y.ndim - 3))  # a space may hold each example several times
+        return x, y, {name: value for name, value in variables.items() if "/" in name}
+
+    def _compared(self, measure: Measure, x: Tensor, y: Tensor, unknown: Tensors) -> Tensor:
+        """What a measure makes of the updates of the reconstructions and of what the rounds show, (targets, seeds, ...)."""
         observers = list(enumerate(self.attack.observers))
 
         def imagined(params: Tensors, x: Tensor, y: Tensor, observed: Tensors, unknown: Tensors) -> Tensors:
@@ -102,7 +117,7 @@ class Problem:
             parts = zip(self.views, x, y, rounds, strict=True)
             updates = [imagined(view.params, own_x, own_y, observed, unknown) for view, own_x, own_y, observed in parts]
             kept = [{name: observed[name] for name in self.kept} for observed in rounds]
-            return self.objective.over_rounds(updates, kept, self.progress)
+            return measure(updates, kept, self.progress)
 
         # One flat batch over (target, seed): an inner vmap over seeds would see the same memory.
         targets, seeds = x.shape[:2]
@@ -112,7 +127,7 @@ class Problem:
         single = x.shape[2] == self.examples
         all_x, all_y = ([(view.in_order(v) if single else v).flatten(0, 1) for view in self.views] for v in (x, y))
         flat = vmap(one, randomness="different")(all_x, all_y, repeated, each)
-        return flat.view(targets, seeds)
+        return flat.view(targets, seeds, *flat.shape[1:])
 
     def gradients(self, variables: Tensors) -> tuple[Tensor, Tensors]:
         """(the losses, their gradients by all that is searched for)."""
@@ -154,7 +169,7 @@ class Problem:
 
     def _attempt(self) -> Guess:
         settings, checkpoint = self.attack.optimizer, self._checkpoint()
-        at = Attempt(self.draw(), settings.start(), self.streams)
+        at = Attempt(self.draw(), settings.start(self.residuals), self.streams)
         checkpoint.load(at)
         pace = Pace(settings.iterations)
         while not at.over:

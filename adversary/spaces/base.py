@@ -36,6 +36,10 @@ class Variables(Protocol):
         """What the space itself holds against the variables, (targets, seeds); zero if it has no opinion."""
         ...
 
+    def residuals(self, z: Tensors) -> Tensor:
+        """The penalty as squares, (targets, seeds, residuals)."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parametrisation(Checked, ABC):

@@ -34,7 +34,8 @@ class Epochs(Parametrisation):
 class _Epochs:
     def __init__(self, number: int, pixels: Variables, classes: Tensor | None) -> None:
         self.number, self.pixels, self.classes = number, pixels, classes
-        self.inputs, self.project, self.penalty = pixels.inputs, pixels.project, pixels.penalty
+        self.inputs, self.project = pixels.inputs, pixels.project
+        self.penalty, self.residuals = pixels.penalty, pixels.residuals
 
     def draw(self, seeds: int, examples: int, stream: torch.Generator) -> Tensors:
         return self.pixels.draw(seeds, self.number * examples, stream)

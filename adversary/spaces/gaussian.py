@@ -82,6 +82,10 @@ class _Gaussian:
         """-log N(z; 0, I) N(r; 0, I), (targets, seeds)."""
         return (z["z"].square().flatten(2).sum(-1) + z["rest"].square().flatten(2).sum(-1)) / 2
 
+    def residuals(self, z: Tensors) -> Tensor:
+        """What its squares are, (targets, seeds, residuals)."""
+        return z["z"].flatten(2) / 2**0.5
+
 
 def _law(x: Tensor, components: int, everybody: _Law | None = None) -> _Law:
     """The law of examples (n, pixels); few of them lean on everybody's spread."""

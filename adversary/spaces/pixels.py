@@ -10,7 +10,7 @@ from adversary.spaces.base import Parametrisation, Variables
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Task
 
-Init = Literal["normal", "uniform"]
+Init = Literal["normal", "uniform", "grey"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Pixels(Parametrisation):
     """The pixels themselves, each example x = mean + std * z."""
 
     init: Init = "normal"
-    """Start from z in N(0, 1), or from x in U(0, 1)."""
+    """Start from z in N(0, 1), from x in U(0, 1), or from grey, but for a little noise that tells examples apart."""
     boxed: bool = True
     """Keep x in the task's space after each step."""
 
@@ -38,9 +38,11 @@ class _Pixels:
 
     def draw(self, seeds: int, examples: int, stream: torch.Generator) -> Tensors:
         shape = (seeds, examples, *self.space.shape)
-        if self.settings.init == "uniform":
-            return {"x": (torch.rand(shape, generator=stream) - _cpu(self.mean)) / _cpu(self.std)}
-        return {"x": torch.randn(shape, generator=stream)}
+        if self.settings.init == "normal":
+            return {"x": torch.randn(shape, generator=stream)}
+        x = torch.rand(shape, generator=stream)
+        x = x if self.settings.init == "uniform" else 0.5 + 0.04 * (x - 0.5)
+        return {"x": (x - _cpu(self.mean)) / _cpu(self.std)}
 
     def inputs(self, z: Tensors) -> Tensor:
         return self.mean + self.std * z["x"]
@@ -53,6 +55,9 @@ class _Pixels:
 
     def penalty(self, z: Tensors) -> Tensor:
         return z["x"].new_zeros(z["x"].shape[:2])
+
+    def residuals(self, z: Tensors) -> Tensor:
+        return z["x"].new_zeros((*z["x"].shape[:2], 0))
 
 
 def _cpu(value: Tensor | float) -> Tensor | float:

@@ -28,6 +28,7 @@ QUICK = {
     "cosine_lbfgs": "cosine_lbfgs(iterations=150)",
     "dlg": "dlg(iterations=300, restarts=1)",
     "epochwise": "epochwise(iterations=150)",
+    "gauss_newton": "gauss_newton(iterations=4, products=50)",
     "grad_inversion": "grad_inversion(iterations=150, seeds=2, lr=0.1)",
     "idlg": "idlg(iterations=200, restarts=1)",
     "inverting_gradients": "inverting_gradients(iterations=300, signed=False, init='uniform')",
@@ -228,7 +229,7 @@ def test_objectives_and_priors():
 
 def test_adam_is_torchs():
     z = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
-    ours, theirs = Adam(lr=0.1, iterations=100).start(), torch.nn.Parameter(z.clone())
+    ours, theirs = Adam(lr=0.1, iterations=100).start(lambda z: z["x"]), torch.nn.Parameter(z.clone())
     optimizer = torch.optim.Adam([theirs], lr=0.1)
     for _ in range(20):
         moved = ours.step({"z": z}, {"z": z.cos() * z}, torch.zeros(2, 3))["z"]

@@ -1,0 +1,95 @@
+"""Gauss-Newton for many independent reconstructions at once: matching an update is a least-squares problem.
+
+L-BFGS learns the curvature of its last steps alone, and stays in the narrow valleys of batches. Here it is that of the update
+itself, J'J, by products with vectors, so that nothing of its size is ever stored.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vjp
+
+from fl_app.core.local import Tensors
+
+Residuals = Callable[[Tensor], Tensor]
+"""Points (problems, dimensions) -> (problems, residuals), whose squares sum to the loss."""
+
+SOFTEST, STRICTEST = 1e-12, 1e6
+FIRST = 1e-4
+"""Of the damping, in units of the curvature along the first gradient (ours)."""
+EASIER, HARDER = 0.25, 4.0
+NEAR = 1e-3
+"""Of the gradient: what the linear system may leave over."""
+
+
+class BatchedGaussNewton:
+    """Levenberg-Marquardt steps by conjugate gradients over (problems, dimensions); a step that does not help is taken back."""
+
+    def __init__(self, residuals: Residuals, products: int) -> None:
+        self._residuals, self._products = residuals, products
+        self._kept: Tensors = {}
+
+    def state(self) -> Tensors:
+        """All that the next step depends on, by name."""
+        return self._kept
+
+    def restore(self, state: Tensors) -> None:
+        """Go on from a state; an empty one is that before the first step."""
+        self._kept = dict(state)
+
+    def reset(self, problems: Tensor) -> None:
+        """Forget some problems, bool (problems,): whatever comes next is accepted."""
+        if self._kept:
+            self._kept["loss"] = torch.where(problems, torch.inf, self._kept["loss"])
+            self._kept["damping"] = torch.where(problems, FIRST, self._kept["damping"])
+
+    def step(self, point: Tensor, loss: Tensor) -> Tensor:
+        """The next points to evaluate, given the last ones with their losses (problems,)."""
+        if not self._kept:
+            unknown = torch.full_like(loss, torch.inf)
+            self._kept = {
+                "point": point,
+                "loss": unknown,
+                "damping": torch.full_like(loss, FIRST),
+                "size": torch.zeros_like(loss),
+            }
+        kept = self._kept
+        fresh, good = kept["loss"].isinf(), loss < kept["loss"]
+        point = torch.where(good[:, None], point, kept["point"])
+        damping = torch.where(good, kept["damping"] * EASIER, kept["damping"] * HARDER).clamp(SOFTEST, STRICTEST)
+        kept |= {
+            "point": point,
+            "loss": torch.where(good, loss, kept["loss"]),
+            "damping": torch.where(fresh, kept["damping"], damping),
+        }
+        return point + self._direction(point)
+
+    def _direction(self, point: Tensor) -> Tensor:
+        """What solves (J'J + damping) direction = -J'r, about."""
+        kept = self._kept
+        found, pull, *_ = vjp(self._residuals, point)
+        left = -pull(found)[0]
+        direction, along, before = torch.zeros_like(point), left, _dot(left, left)
+        enough, busy = NEAR**2 * before, torch.ones_like(before, dtype=torch.bool)
+        for _ in range(self._products):
+            pushed = jvp(self._residuals, (point,), (along,))[1]
+            curved, length = pull(pushed)[0], _dot(along, along)
+            unset = kept["size"] == 0
+            kept["size"] = torch.where(unset, _dot(pushed, pushed) / length.clamp_min(1e-30), kept["size"])
+            damped = curved + (kept["damping"] * kept["size"])[:, None] * along
+            # One that is done stands still, so that it does not matter beside whom it is solved.
+            rate = torch.where(busy, before / _dot(along, damped).clamp_min(1e-30), 0)
+            direction = direction + rate[:, None] * along
+            left = left - rate[:, None] * damped
+            after = _dot(left, left)
+            busy = busy & (after > enough)
+            if not bool(busy.any()):
+                break
+            along = left + (after / before.clamp_min(1e-30))[:, None] * along
+            before = after
+        return direction
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(1)
