@@ -28,7 +28,7 @@ QUICK = {
     "cosine_lbfgs": "cosine_lbfgs(iterations=150)",
     "dlg": "dlg(iterations=300, restarts=1)",
     "epochwise": "epochwise(iterations=150)",
-    "gauss_newton": "gauss_newton(iterations=4, products=50)",
+    "gauss_newton": "gauss_newton(iterations=8, products=50)",
     "grad_inversion": "grad_inversion(iterations=150, seeds=2, lr=0.1)",
     "idlg": "idlg(iterations=200, restarts=1)",
     "inverting_gradients": "inverting_gradients(iterations=300, signed=False, init='uniform')",

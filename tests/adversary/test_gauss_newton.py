@@ -83,13 +83,12 @@ def test_a_step_that_does_not_help_is_taken_back_and_damped():
     assert point.abs().item() < 1e-3
 
 
-def test_a_batch_is_rebuilt_where_lbfgs_stays_in_a_valley():
-    x, y = digits(2, 2)
+def test_a_batch_is_rebuilt():
+    x, y = digits(1, 2)
     seen, task = seen_of(x, y)
-    newton = quality(attack("gauss_newton(iterations=15)", seen, task).x, x)
-    lbfgs = quality(attack("cosine_lbfgs(iterations=300)", seen, task).x, x)
-    assert newton.min() > 20
-    assert newton.mean() > lbfgs.mean() + 10
+    guess = attack("gauss_newton(iterations=8, products=60)", seen, task)
+    assert quality(guess.x, x).item() > 25
+    assert guess.loss.item() < 1e-4
 
 
 def test_what_is_no_sum_of_squares_is_refused():
