@@ -51,3 +51,7 @@ class _Blended:
     def penalty(self, z: Tensors) -> Tensor:
         """-log of the images' density and of the noise's, (targets, seeds)."""
         return self.images.penalty(z) + z["noise"].square().flatten(2).sum(-1) / 2
+
+    def residuals(self, z: Tensors) -> Tensor:
+        """What its squares are, (targets, seeds, residuals)."""
+        return torch.cat([self.images.residuals(z), z["noise"].flatten(2) / 2**0.5], dim=2)
