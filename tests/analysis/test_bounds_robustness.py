@@ -5,6 +5,7 @@ import torch
 
 from client_defenses import build
 from client_defenses.tools.noise import Noise
+from fl_app.analysis.bounds.results import Bounds
 from fl_app.analysis.bounds.robustness import blind_rate, blow_up, reach, robustness
 
 
@@ -39,6 +40,20 @@ def test_what_an_example_can_move():
         assert reach(build(nothing).noise_law()) is None
     for lawless in ("gradient_dropout", "latent_perturbation", "mask", "drop_fedsgd", "prune + dp_sgd", "dp_sgd(noise=0)"):
         assert build(lawless).noise_law() is None
+
+
+def test_a_promise_of_nothing_is_said_in_one_sentence():
+    def words(noise):
+        found = robustness(noise, 1, 4, {20.0: 0.01})
+        return Bounds(at="public", defense="", public=9, targets=[], smooth=True, no_noise="-", robustness=found).sentences()[
+            -1
+        ]
+
+    assert "promises nothing here against attacks on any one example" in words(Noise(scale=0.01, clip=1.0, summed=True))
+    kept = words(Noise(scale=1.0, clip=1.0))
+    assert "Every attack on all examples of a batch together" in kept
+    assert "any success 10.0% -> 38.9%, 76.4%" in kept  # four releases are one of half the noise
+    assert "20 dB 1.0% -> 9.2%" in kept
 
 
 def test_limits_go_from_blind_to_certain():

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from fl_app.analysis.bounds.results import Bounds
+from fl_app.analysis.bounds.run import Bounding, Effort
 from fl_app.cli.bound import Inputs, bound
 from fl_app.store.files import RunError
+from fl_app.store.runs import RunDir
 from helpers.engines import go
 
 CAPTURED = {"clients": 2, "rounds": 1, "capture": "1", "eval_every": 1}
@@ -50,8 +52,17 @@ def test_noise_bounds_every_attacker(small, capsys):
     assert "Every attack on any one example" in words
     few = told(capsys, path, draws=4, directions=20)
     assert "(20 tried)" in few
+    assert "a weak form of it from the trace" in few
     assert not Bounds.load(path).targets[0].unbiased.whole
     assert Bounds.load(path).targets[0].bayesian.components == 8
+
+
+@pytest.mark.parametrize(("examples", "directions"), [(1, 0), (2, 20), (2, 432)])
+def test_progress_ends_where_it_was_said_to(small, examples, directions):
+    path = made(small, batch_size=examples, defense="dp_gaussian")
+    work, done = Bounding(RunDir.open(path), Effort(directions=directions, components=3, draws=4), limit=1), []
+    work.run(done.append)
+    assert sum(done) == work.total()
 
 
 def test_public_examples_do_instead_of_the_truth(small, capsys, monkeypatch):

@@ -84,6 +84,8 @@ def bayesian(
     if draws < 4:
         raise ValueError(f"the Bayesian bound needs at least 4 draws, not {draws}: two to choose by and two to judge by")
     variances = prior.basis.square().sum(1)
+    if not len(variances):  # all images of the class are the same
+        return Bayesian(mse=0.0, blind=0.0, components=0, draws=draws)
     found = [at(prior.draw(rng)).gram(prior.basis, tick) for _ in range(draws)]
     chosen, judged = found[: draws // 2], found[draws // 2 :]
     identity = torch.eye(len(variances), dtype=torch.float64)

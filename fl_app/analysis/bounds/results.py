@@ -11,6 +11,8 @@ from fl_app.analysis.bounds.robustness import Robustness
 from fl_app.store.files import RunError, write_atomic
 
 NAME = "bounds.json"
+CERTAIN = 0.999
+"""A limit of success above which nothing is promised."""
 At = Literal["true", "public"]
 """The examples at which an update is differentiated: those of the client, which only it and the judge of a simulation know,
 or public ones of the same kind, which anybody can take."""
@@ -101,9 +103,10 @@ class Bounds(BaseModel):
             told.append("Unbiased attackers: none has a finite error on every target.")
         elif plain:
             errors = [one.mse for one in plain if one.mse is not None]
+            form = "" if all(one.whole for one in plain) else ", a weak form of it from the trace"
             told.append(
                 f"Unbiased attackers, from one update: PSNR at most {psnr(min(errors)):.1f} dB at the most exposed target (of "
-                "the mean squared error). This limits nobody who uses a prior."
+                f"the mean squared error{form}). This limits nobody who uses a prior."
             )
         least, bayesian = self.bayesian_mse(), [one.bayesian for one in self.targets if one.bayesian]
         if least is not None:
@@ -119,6 +122,9 @@ class Bounds(BaseModel):
         if self.robustness is None:
             return [f"No bound from differential privacy: {self.no_robustness}."]
         what = "all examples of a batch together" if self.robustness.whole_batch else "any one example"
+        if all(one.one_update > CERTAIN for one in self.robustness.limits):
+            mu = f"an example can move what is sent by {self.robustness.mu:g} standard deviations of the noise"
+            return [f"Differential privacy promises nothing here against attacks on {what}: {mu}."]
         shares = []
         for one in self.robustness.limits:
             goal = "any success" if one.psnr is None else f"{one.psnr:g} dB"

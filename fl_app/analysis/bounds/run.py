@@ -51,17 +51,25 @@ class Effort:
 
 
 class Plan(NamedTuple):
-    """Directions that are tried for one target: of the batch, of one example, of the prior by draw."""
+    """Directions that are tried for one target: of the batch, of one example, of the prior by draw; and how many there are."""
 
     batch: int
     one: int
     prior: int
+    unknowns: int
+    pixels: int
 
-    def total(self, *, several: bool, noise: bool, draws: int, exact: bool) -> int:
-        """How many in all, for the progress."""
-        lanczos = 0 if exact else STEPS
-        alone = self.one if several and exact else 0
-        return self.batch + lanczos + alone + ((self.one + lanczos + draws * self.prior) if noise else 0)
+    @property
+    def alone(self) -> bool:
+        """Whether the first example is also looked at by itself."""
+        return self.unknowns > self.pixels == self.one
+
+    def total(self, draws: int) -> int:
+        """How many in all, with those of Lanczos, for the progress; `draws` of the prior, 0 if there is no law of noise."""
+        found = self.batch + (STEPS if self.batch < self.unknowns else 0) + (self.one if self.alone else 0)
+        if draws:
+            found += self.one + (STEPS if self.one < self.pixels else 0) + draws * self.prior
+        return found
 
 
 class Bounding:
@@ -96,15 +104,9 @@ class Bounding:
     def total(self) -> int:
         """Directions that all targets together take."""
         found = 0
-        for server_round, client in self.keys:
-            examples = self._examples(server_round, client)
-            label = int(self._inputs((server_round, client))[1][0])
-            found += self._plan(examples, label).total(
-                several=examples > 1,
-                noise=not self.no_noise,
-                draws=self.effort.draws,
-                exact=is_exact(self.entries, self.pixels),
-            )
+        for key in self.keys:
+            y = self._inputs(key)[1]
+            found += self._plan(len(y), int(y[0])).total(0 if self.no_noise else self.effort.draws)
         return found
 
     def run(self, tick: Tick = silent) -> Bounds:
@@ -130,7 +132,8 @@ class Bounding:
         batch = min(unknowns, asked) if asked else directions_for(self.entries, unknowns)
         one = min(self.pixels, asked) if asked else directions_for(self.entries, self.pixels)
         components = self.effort.components or (self.pixels if is_exact(self.entries, self.pixels) else COMPONENTS)
-        return Plan(batch, one, 0 if self.no_noise else min(components, len(self._prior(label).basis)))
+        prior = 0 if self.no_noise else min(components, len(self._prior(label).basis))
+        return Plan(batch, one, prior, unknowns, self.pixels)
 
     def _inputs(self, key: Key) -> tuple[Tensor, Tensor]:
         """The examples at which an update is differentiated."""
@@ -152,7 +155,7 @@ class Bounding:
         norm = whole.value.norm().item()
         batch = identifiability(whole, plan.batch, rng, norm, tick)
         alone = None
-        if len(y) > 1 and plan.one >= self.pixels:
+        if plan.alone:
             alone = identifiability(Sensitivity(_of_first(sent, x), x[:1]), plan.one, rng, norm, tick)
         found = TargetBounds(
             round=key[0], client=key[1], examples=len(y), batch=batch, alone=alone, seconds=time.monotonic() - began

@@ -15,8 +15,8 @@ Sent = Callable[[Tensor], Tensor]
 """x (batch, *shape) -> all entries of what is sent, (entries,)."""
 
 
-KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.Hardtanh, nn.MaxPool1d, nn.MaxPool2d, nn.AdaptiveMaxPool2d)
-"""Layers whose derivative jumps (ELU's second one does, which is what counts after a gradient)."""
+KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.MaxPool1d, nn.MaxPool2d, nn.AdaptiveMaxPool2d)
+"""Layers with kinks, at which the gradient of a network jumps."""
 
 
 def flat(update: Tensors) -> Tensor:
@@ -53,7 +53,7 @@ def whitened(model: nn.Module, params: Tensors, y: Tensor, defense: Defense, noi
 
 
 def is_smooth(model: nn.Module) -> bool:
-    """Whether no layer is known to have kinks, at which the gradient would jump."""
+    """Whether no layer is known to have kinks; what a model does without layers is not seen."""
     return not any(isinstance(layer, KINKED) for layer in model.modules())
 
 
