@@ -65,10 +65,11 @@ def variants(defense: LDPM, facts: Facts) -> list[Variant]:
 
     why = "leaves the class layer out, looks for the label with the image; rounds on the same examples are averaged"
     found = [Variant(why, change, "without the layer")]
-    if defense.noise:
+    noise = defense.noise_law()
+    if noise is not None:
         # The search takes the mean over rounds, where the likelihood of all of them is the sum.
         rounds = facts.rounds if facts.repeats else 1
-        law = OneRow(scale=2 * defense.clip * defense.noise * rounds**-0.5, clip=defense.clip)
+        law = OneRow(scale=noise.scale * rounds**-0.5, clip=defense.clip)
         likely = most_likely(law, facts, "the most likely image and label, given public examples, whichever row was kept")
         alone = "" if facts.examples == 1 else "examples of a batch each keep a row of their own"
         search = likely.change

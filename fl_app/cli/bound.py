@@ -30,7 +30,7 @@ def bound(
     ] = Inputs.true,
     directions: Annotated[int, typer.Option(min=0, help="Directions tried per Jacobian; 0: all where that is quick.")] = 0,
     components: Annotated[int, typer.Option(min=0, help="Directions of the prior; 0: all where that is quick.")] = 0,
-    draws: Annotated[int, typer.Option(min=4, help="Images of the prior at which the information is taken.")] = 8,
+    draws: Annotated[int, typer.Option(min=8, help="Images of the prior at which the information is taken.")] = 8,
     threads: Annotated[int, typer.Option(min=0, max=256, help="CPU threads; 0: OMP_NUM_THREADS, else all cores.")] = 0,
 ) -> None:
     """Bound what any attack can rebuild: equations against unknowns, Fisher information, differential privacy."""

@@ -83,7 +83,7 @@ def test_the_posterior_mean_attains_the_bayesian_bound(rng):
     matrix, _ = linear(rng, 20, 30)  # fewer equations than unknowns: the prior says the rest
     s = 0.5
     prior = fitted(0.5 + torch.randn(300, 30, generator=rng).double() @ torch.randn(30, 30, generator=rng).double() / 20)
-    found = bayesian(lambda x: Sensitivity(lambda x: matrix @ x / s, x), prior, 4, rng)
+    found = bayesian(lambda x: Sensitivity(lambda x: matrix @ x / s, x), prior, 8, rng)
     spread = prior.basis.T @ prior.basis
     gain = spread @ matrix.T @ torch.linalg.inv(matrix @ spread @ matrix.T + s**2 * torch.eye(20, dtype=torch.float64))
     errors = []
@@ -93,7 +93,7 @@ def test_the_posterior_mean_attains_the_bayesian_bound(rng):
         errors.append((prior.mean + gain @ (seen - matrix @ prior.mean) - x).square().mean().item())
     assert sum(errors) / len(errors) == pytest.approx(found.mse, rel=0.05)
     assert found.mse < found.blind
-    part = bayesian(lambda x: Sensitivity(lambda x: matrix @ x / s, x), prior.leading(10), 4, rng)
+    part = bayesian(lambda x: Sensitivity(lambda x: matrix @ x / s, x), prior.leading(10), 8, rng)
     assert part.mse < found.mse  # who knows the rest already has less to get wrong
 
 

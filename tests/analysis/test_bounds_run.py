@@ -39,8 +39,8 @@ def test_without_a_defense_equations_are_counted(small, capsys):
 
 
 def test_noise_bounds_every_attacker(small, capsys):
-    path = made(small, batch_size=2, defense="dp_sgd(noise=0.5)")
-    words = told(capsys, path, draws=4)
+    path = made(small, batch_size=1, defense="dp_sgd(noise=0.5)")
+    words = told(capsys, path, draws=8)
     kept = Bounds.load(path)
     target = kept.targets[0]
     assert target.unbiased.whole
@@ -50,7 +50,7 @@ def test_noise_bounds_every_attacker(small, capsys):
     assert "This limits nobody who uses a prior" in words
     assert "Every attacker, over images drawn from a Gaussian" in words
     assert "Every attack on any one example" in words
-    few = told(capsys, path, draws=4, directions=20)
+    few = told(capsys, path, draws=8, directions=20)
     assert "(20 tried)" in few
     assert "a weak form of it from the trace" in few
     assert not Bounds.load(path).targets[0].unbiased.whole
@@ -60,7 +60,7 @@ def test_noise_bounds_every_attacker(small, capsys):
 @pytest.mark.parametrize(("examples", "directions"), [(1, 0), (2, 20), (2, 432)])
 def test_progress_ends_where_it_was_said_to(small, examples, directions):
     path = made(small, batch_size=examples, defense="dp_gaussian")
-    work, done = Bounding(RunDir.open(path), Effort(directions=directions, components=3, draws=4), limit=1), []
+    work, done = Bounding(RunDir.open(path), Effort(directions=directions, components=3, draws=8), limit=1), []
     work.run(done.append)
     assert sum(done) == work.total()
 
@@ -73,7 +73,7 @@ def test_public_examples_do_instead_of_the_truth(small, capsys, monkeypatch):
 
 def test_kinks_are_told_of(small, capsys):
     path = made(small, batch_size=1, model="lenet(activation='relu')", defense="dp_gaussian")
-    assert "estimates here, no limits" in told(capsys, path, draws=4, directions=8)
+    assert "estimates here, no limits" in told(capsys, path, draws=8, directions=8)
     assert not Bounds.load(path).smooth
 
 

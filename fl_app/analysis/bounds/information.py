@@ -20,6 +20,8 @@ from fl_app.analysis.bounds.identifiability import STEPS
 from fl_app.analysis.bounds.prior import Prior
 from fl_app.analysis.bounds.sensitivity import Sensitivity, Tick, random_directions, silent
 
+LEAST = 8
+"""Draws of images from which on their spread says something."""
 CONFIDENCE = 0.95
 """Of the Bayesian bound, over the draws of images by which the mean information is estimated."""
 
@@ -81,8 +83,8 @@ def bayesian(
     its coordinates. One half of the draws chooses M = V (I + mean G)^-1, which is best, the other half estimates what stands
     below: it is linear in G, so that an upper confidence limit of its mean gives a valid bound.
     """
-    if draws < 4:
-        raise ValueError(f"the Bayesian bound needs at least 4 draws, not {draws}: two to choose by and two to judge by")
+    if draws < LEAST:
+        raise ValueError(f"the Bayesian bound needs at least {LEAST} draws, not {draws}: half of them judge its confidence")
     variances = prior.basis.square().sum(1)
     if not len(variances):  # all images of the class are the same
         return Bayesian(mse=0.0, blind=0.0, components=0, draws=draws)
