@@ -102,7 +102,7 @@ def named_by(context: Context, key: str) -> str:
     return text
 
 
-def usable(text: str, *, private: bool = False) -> Defense:
+def usable(text: str, *, private: bool) -> Defense:
     """The defense of a spec, if it can work on messages alone."""
     defense = _build(text)
     hooks = beyond_messages(defense)

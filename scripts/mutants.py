@@ -148,7 +148,7 @@ def _tried(mutant: Mutant, root: Path, tests: dict[str, float]) -> End:
         return End("survived", "no fast test runs this")
     hook = Hook(root / mutant.path, module_name(mutant.path), mutated(root, mutant))
     files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-    answer = forked(lambda: run_tests(root, files, Order(list(tests)), hook=hook), cpu=5 * sum(tests.values()) + SPARE)
+    answer = forked(lambda: run_tests(root, files, Order(list(tests)), hook=hook), cpu=3 * sum(tests.values()) + SPARE)
     if answer is None:
         return End("timed out", f"{len(tests)} tests")
     code, told = answer

@@ -65,6 +65,11 @@ def test_the_cost_of_a_search_counts_evaluations_of_examples():
     assert preset.cost(1, RULE) == 3
 
 
+def test_a_search_is_trained_if_its_space_is():
+    assert adversary.build("matching(space=class_gaussian)").trained is True
+    assert adversary.build("matching").trained is False
+
+
 def test_progress_is_said_once_a_second(monkeypatch):
     now, said = [100.0], []
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])

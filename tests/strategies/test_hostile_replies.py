@@ -268,15 +268,15 @@ def test_a_reply_cannot_write_the_servers_log(worse, caplog):
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "said"),
     [
-        pytest.param(Error(0, "no\nthanks"), id="error"),
-        pytest.param({"client": 1, "clients": 99}, id="number"),
-        pytest.param({"client": 1, "clients": "4\n"}, id="text"),
-        pytest.param({"client": "0\n" * 99}, id="name"),
+        pytest.param(Error(0, "no\nthanks"), "no thanks", id="error"),
+        pytest.param({"client": 1, "clients": 99}, "has 99 nodes", id="number"),
+        pytest.param({"client": 1, "clients": "4\n"}, r"has '4\n' nodes", id="text"),
+        pytest.param({"client": "0\n" * 99}, r"calls itself client '0\n0\n", id="name"),
     ],
 )
-def test_a_node_that_joins_with_nonsense_is_left_out(answer, caplog):
+def test_a_node_that_joins_with_nonsense_is_left_out(answer, said, caplog):
     grid = InlineGrid(app_of(honest), CLIENTS, {})
     strategy = strategy_of(FedSGD)
     assert len(strategy.roster.connected(grid)) == CLIENTS
@@ -294,4 +294,5 @@ def test_a_node_that_joins_with_nonsense_is_left_out(answer, caplog):
     assert len(strategy.configure_train(2, to_record(tensors(0)), ConfigRecord(), grid)) == CLIENTS
     (message,) = caplog.messages
     assert message.startswith("node 99 is ignored")
+    assert said in message
     assert message.isprintable()
