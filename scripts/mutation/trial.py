@@ -7,6 +7,7 @@ import importlib.abc
 import importlib.machinery
 import io
 import json
+import math
 import os
 import resource
 import signal
@@ -100,7 +101,7 @@ def forked(work: Callable[[], Any], cpu: float | None = None) -> Any:
                 traceback.print_exc()
             finally:
                 os._exit(0)
-        end = time.monotonic() + WALL
+        end = time.monotonic() + (WALL if cpu else math.inf)
         while not os.waitpid(child, os.WNOHANG)[0]:
             time.sleep(0.02)
             if time.monotonic() > end:
