@@ -63,6 +63,11 @@ def test_ldpm_keeps_one_row_of_each_example_and_is_right_on_average(step):
     assert ((draws.mean(0) - expected).abs() < 4.5 * draws.std(0) / 400**0.5 + 1e-6).all()
 
 
+def test_ldpm_draws_any_row(step):
+    drawn = [LDPM()._rows(step, Memory.fresh(seed))[0][1] for seed in range(100)]
+    assert set(torch.cat(drawn).tolist()) == set(range(10))
+
+
 def test_ldpm_bounds_what_a_replaced_example_can_change_and_says_the_noise(step):
     quiet = LDPM(clip=0.02, noise=0.0)
 
