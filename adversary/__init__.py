@@ -6,6 +6,7 @@ They may import `fl_app.core`, `fl_app.models` and `fl_app.store` only, and so c
 from collections.abc import Callable
 
 from adversary.base import Attack, AttackError, Belief, Facts, Guess, Informed, Public
+from adversary.exact.peeling import Peeling
 from adversary.learned.ridge import Ridge
 from adversary.local_steps import SME, AdamSigns, Epochwise
 from adversary.presets import DLG, IDLG, CosineLBFGS, GaussNewton, GradInversion, InvertingGradients
@@ -22,6 +23,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "idlg": IDLG,
     "inverting_gradients": InvertingGradients,
     "matching": Matching,
+    "peeling": Peeling,
     "ridge": Ridge,
     "sme": SME,
 }

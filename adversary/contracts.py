@@ -50,6 +50,10 @@ def _linear() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 32), nn.Sigmoid(), nn.Linear(32, CLASSES))
 
 
+def _pooled() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 12, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(108, CLASSES))
+
+
 def _case(network: Callable[[], nn.Module]) -> Case:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
@@ -77,7 +81,8 @@ def case_for(attack: Attack, *, quick: bool = True) -> tuple[Attack, Case]:
     """The attack, shortened if `quick` and trained if it has to be, and targets of the first network that it takes."""
     refusal = AttackError("it takes no network")
     chosen = (attack.shortened(FEW) or attack) if quick else attack
-    for network in (_convolutional, _linear):  # the second for attacks that need one without convolutions
+    # The second for attacks that need a network without convolutions, the third for those that need ReLU and max pooling.
+    for network in (_convolutional, _linear, _pooled):
         case = _case(network)
         try:
             ready = _prepared(chosen, case)
@@ -86,7 +91,7 @@ def case_for(attack: Attack, *, quick: bool = True) -> tuple[Attack, Case]:
             refusal = error
             continue
         return ready, _case(network)  # another one: the attack may have changed the first
-    raise AttackError(f"it attacks neither a small convolutional network nor one without convolutions: {refusal}")
+    raise AttackError(f"it attacks neither small convolutional networks nor one without convolutions: {refusal}")
 
 
 def _prepared(attack: Attack, case: Case) -> Attack:

@@ -66,6 +66,15 @@ class TotalVariation(Prior):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Colour(Prior):
+    """Total variation of the differences between channels: colours change less than brightness does; 0 of one channel."""
+
+    def penalty(self, x: Tensor) -> Tensor:
+        """The variation of colours."""
+        return colour_variation(x)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Norm(Prior):
     """Mean square of the pixels."""
 
@@ -145,6 +154,7 @@ def _distances(scene: Scene, params: Tensors, x: Tensor, granted: Tensors) -> Te
 PRIORS: dict[str, Callable[..., Prior]] = {
     "batchnorm": BatchNorm,
     "box": Box,
+    "colour": Colour,
     "group": Group,
     "norm": Norm,
     "same_mean": SameMean,
@@ -164,6 +174,11 @@ def total_variation(x: Tensor) -> Tensor:
     across = (x[..., 1:] - x[..., :-1]).abs().flatten(2).mean(-1)
     down = (x[..., 1:, :] - x[..., :-1, :]).abs().flatten(2).mean(-1)
     return across + down
+
+
+def colour_variation(x: Tensor) -> Tensor:
+    """Total variation of the differences between each two channels that follow each other, round and round; x as above."""
+    return total_variation(x - x.roll(1, -3))
 
 
 def group_consistency(x: Tensor) -> Tensor:

@@ -38,7 +38,8 @@ QUICK = {
 
 
 def test_every_attack_that_is_not_trained_first_is_tried():
-    assert QUICK.keys() == {name for name in adversary.ATTACKS if not adversary.build(name).trained}
+    elsewhere = {"peeling"}  # which takes other networks: test_peeling.py
+    assert QUICK.keys() == {name for name in adversary.ATTACKS if not adversary.build(name).trained} - elsewhere
 
 
 def test_attacks_and_their_pieces_have_few_settings():

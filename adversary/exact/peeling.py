@@ -1,0 +1,92 @@
+"""Peeling: features in closed form, and then the image with these features; for small convolutional networks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from adversary import labels as label_inference
+from adversary.base import Attack, AttackError, Guess
+from adversary.exact.features import Features, Start, input_before, inputs_of
+from adversary.labels import LabelRule, as_gradient
+from adversary.objectives import cosine
+from adversary.priors import Weight, colour_variation, total_variation
+from adversary.search.optimizers import Adam, Count, Rate
+from fl_app.core.local import LocalRule, Tensors, local_update
+from fl_app.core.observation import Observation, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peeling(Attack):
+    """Ours, for one image per update of a network whose last convolution, ReLU and max pooling lead to linear layers.
+
+    The first linear layer's gradient gives its input, the convolution's gradient then gives the convolution's (`features`),
+    and images are searched that have these features and little variation, in brightness and in colour; their mean is the
+    answer. What several local steps add to one gradient is estimated at that image, and taken off before the next pass.
+    """
+
+    labels: LabelRule = "count"
+    passes: Count = 3
+    """How often the features are solved for, each time given the image of the last."""
+    iterations: Count = 300
+    seeds: Count = 4
+    """Images that are searched side by side and averaged."""
+    lr: Rate = 0.1
+    tv: Weight = 0.5
+    colour: Weight = 0.5
+    """Weight of the variation of colours."""
+    trust: Weight = 0.3
+    """Weight of the features of the image found, in the equations of the next pass."""
+
+    def cost(self, examples: int, rule: LocalRule) -> float:
+        """Half a gradient per iteration, and about a thousand for the equations of a pass."""
+        return self.passes * (0.5 * self.iterations * self.seeds + 1000.0)
+
+    def shortened(self, iterations: int) -> "Peeling":
+        """One pass with so many iterations."""
+        return replace(self, passes=1, iterations=iterations)
+
+    def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
+        """Peel each target by itself."""
+        if seen[0].num_examples != 1:
+            raise AttackError(f"peeling takes updates of one image, not of {seen[0].num_examples}: use a search")
+        answers = []
+        for one, stream in zip(seen, streams, strict=True):
+            y = label_inference.infer(self.labels, one, task, stream).to(_like(one).device)
+            x = self._peel(one, y, task, stream)
+            answers.append(Guess(x, y, cosine(local_update(task.model, one.params, x, y, one.rule), one.update)))
+        return Guess(*(torch.stack(column) for column in zip(*answers, strict=True)))
+
+    def _peel(self, seen: Observation, y: Tensor, task: Task, stream: torch.Generator) -> Tensor:
+        observed, start = as_gradient(seen), None
+        gradient, x = observed, torch.empty(0)
+        for _ in range(self.passes):
+            known = input_before(gradient, seen.params, task, start)
+            x = self._image(known, seen, task, stream)
+            # A gradient differs from the mean of several steps about as it does for the image found.
+            ours = as_gradient(replace(seen, update=local_update(task.model, seen.params, x, y, seen.rule)))
+            first = local_update(task.model, seen.params, x, y, LocalRule(batch_size=1))
+            gradient = {name: value + first[name] - ours[name] for name, value in observed.items()}
+            with torch.no_grad():
+                start = Start(inputs_of(task.model, seen.params, x, [known.layer])[0], self.trust)
+        return x
+
+    def _image(self, known: Features, seen: Observation, task: Task, stream: torch.Generator) -> Tensor:
+        """The mean of some images whose features come close to the known ones, with little variation: (1, *shape)."""
+        steps = Adam(iterations=self.iterations, lr=self.lr, signed=True, decay=True).start()
+        variables: Tensors = {"x": task.space.noise(self.seeds, stream).to(_like(seen))[None, :, None]}
+        size = known.value.square().sum()
+        for _ in range(self.iterations):
+            x = variables["x"].requires_grad_()
+            (ours,) = inputs_of(task.model, seen.params, x[0, :, 0], [known.layer])
+            loss = (ours - known.value).flatten(1).square().sum(1)[None] / size
+            loss = loss + self.tv * total_variation(x) + self.colour * colour_variation(x)
+            (slope,) = torch.autograd.grad(loss.sum(), x)
+            moved = steps.step({"x": x.detach()}, {"x": slope}, loss.detach())
+            variables = {"x": task.space.clamp(moved["x"])}
+        return variables["x"][0].mean(0)
+
+
+def _like(seen: Observation) -> Tensor:
+    return next(iter(seen.params.values()))
