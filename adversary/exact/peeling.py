@@ -12,7 +12,7 @@ from adversary.exact.features import Features, Start, input_before, inputs_of
 from adversary.labels import LabelRule, as_gradient
 from adversary.objectives import cosine
 from adversary.priors import Weight, colour_variation, total_variation
-from adversary.search.optimizers import Adam, Count, Rate
+from adversary.search.optimizers import Adam, AdamSteps, Count, Rate
 from fl_app.core.local import LocalRule, Tensors, local_update
 from fl_app.core.observation import Observation, Task
 
@@ -74,7 +74,7 @@ class Peeling(Attack):
 
     def _image(self, known: Features, seen: Observation, task: Task, stream: torch.Generator) -> Tensor:
         """The mean of some images whose features come close to the known ones, with little variation: (1, *shape)."""
-        steps = Adam(iterations=self.iterations, lr=self.lr, signed=True, decay=True).start()
+        steps = AdamSteps(Adam(iterations=self.iterations, lr=self.lr, signed=True, decay=True))
         variables: Tensors = {"x": task.space.noise(self.seeds, stream).to(_like(seen))[None, :, None]}
         size = known.value.square().sum()
         for _ in range(self.iterations):
