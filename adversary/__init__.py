@@ -8,13 +8,12 @@ from collections.abc import Callable
 from adversary.base import Attack, AttackError, Belief, Facts, Guess, Informed, Public
 from adversary.exact.peeling import Peeling
 from adversary.learned.ridge import Ridge
-from adversary.local_steps import SME, AdamSigns, Epochwise
+from adversary.local_steps import SME, Epochwise
 from adversary.presets import DLG, IDLG, CosineLBFGS, GaussNewton, GradInversion, InvertingGradients
 from adversary.search.matching import Matching
 from fl_app.core import spec
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
-    "adam_signs": AdamSigns,
     "cosine_lbfgs": CosineLBFGS,
     "dlg": DLG,
     "epochwise": Epochwise,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from adversary.base import AttackError, Guess
-from adversary.objectives import Cosine, Signs
+from adversary.objectives import Cosine
 from adversary.presets import Preset
 from adversary.priors import SameMean, TotalVariation, Weight
 from adversary.search.matching import Matching
@@ -41,29 +41,6 @@ class SME(Preset):
             optimizer=LBFGS(iterations=self.iterations)
             if self.lbfgs
             else Adam(iterations=self.iterations, lr=self.lr, decay=True),
-            compiled=self.compiled,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdamSigns(Preset):
-    """Ours, for clients whose local steps are Adam's: the signs of one gradient at the first weights, by signed Adam."""
-
-    tv: Weight = 3e-3
-    iterations: Count = 1000
-    lr: Rate = 0.1
-    init: Init = "uniform"
-    compiled: bool = False
-
-    def matching(self) -> Matching:
-        """Signs, straight through."""
-        return Matching(
-            objective=Signs(),
-            space=Pixels(init=self.init),
-            priors=(TotalVariation(weight=self.tv),) if self.tv else (),
-            labels=self.labels,
-            observers=(Surrogate(start=0, pace=0),),
-            optimizer=Adam(iterations=self.iterations, lr=self.lr, signed=True, decay=True),
             compiled=self.compiled,
         )
 

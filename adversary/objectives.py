@@ -117,7 +117,7 @@ class Robust(Objective):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signs(Objective):
+class WrongSigns(Objective):
     """The share of entries with another sign than what was sent, by the size of what was sent: for Adam's local steps.
 
     Adam's first step is the sign of the gradient, so the sizes of its entries are lost. A smooth surrogate of the sign rewards
@@ -227,7 +227,7 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "relative": Relative,
     "robust": Robust,
     "shell": Shell,
-    "signs": Signs,
+    "wrong_signs": WrongSigns,
 }
 
 

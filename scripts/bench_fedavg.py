@@ -27,6 +27,10 @@ ONE_GRADIENT = (
     "observers=[surrogate(start=0, pace=0)], optimizer=lbfgs(iterations=500))"
 )
 SURROGATE = "sme(iterations=500, tv=0.001)"
+SIGNS = (
+    "matching(objective=wrong_signs, space=pixels(init=uniform), priors=[tv(0.003)], observers=[surrogate(start=0, pace=0)], "
+    "optimizer=adam(iterations=1000, signed=True, decay=True))"
+)
 ALL = {"unrolled": UNROLLED, "surrogate": SURROGATE, "one gradient": ONE_GRADIENT}
 
 
@@ -47,7 +51,7 @@ ROWS = {
     "sgd, 5 steps on 1 image": Row(steps(5, 1, 1), ALL),
     "adam, 5 steps on 1 image": Row(
         LocalRule(kind="delta", batch_size=1, steps=5, lr=0.001, examples=1, optimizer="adam"),
-        ALL | {"signs": "adam_signs"},
+        ALL | {"signs": SIGNS},
     ),
     "sgd, 8 images in batches of 4, 2 epochs": Row(steps(4, 4, 8), ALL),
     "sgd, 8 images in batches of 4, 10 epochs": Row(steps(20, 4, 8), ALL),

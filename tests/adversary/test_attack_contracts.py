@@ -10,7 +10,6 @@ import adversary
 from adversary import Attack, AttackError, Belief, Guess, contracts
 
 FEW = {
-    "adam_signs": "adam_signs(iterations=100)",
     "cosine_lbfgs": "cosine_lbfgs(iterations=100)",
     "dlg": "dlg(iterations=100, restarts=1)",
     "epochwise": "epochwise(iterations=100)",

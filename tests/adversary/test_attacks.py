@@ -24,7 +24,6 @@ from fl_app.models.statistics import batchnorm_statistics
 from helpers.attacks import attack, digits, informed, psnr, seen_of
 
 QUICK = {
-    "adam_signs": "adam_signs(iterations=300)",
     "cosine_lbfgs": "cosine_lbfgs(iterations=150)",
     "dlg": "dlg(iterations=300, restarts=1)",
     "epochwise": "epochwise(iterations=150)",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adversary import AttackError
-from adversary.objectives import Signs
+from adversary.objectives import WrongSigns
 from adversary.priors import SameMean
 from adversary.search.assumed import Assumed
 from adversary.search.observers import Local
@@ -18,6 +18,11 @@ from helpers.attacks import attack, digits, psnr, seen_of
 
 SHUFFLED = LocalRule(kind="delta", batch_size=1, steps=4, lr=0.03, examples=2, shuffle=True)
 SEARCH = "matching(objective=cosine, optimizer=lbfgs(iterations=60), space=pixels(init=uniform, boxed=False), labels=given)"
+
+SIGNS = (
+    "matching(objective=wrong_signs, space=pixels(init=uniform), priors=[tv(0.003)], observers=[surrogate(start=0, pace=0)], "
+    "optimizer=adam(iterations=200, signed=True, decay=True))"
+)
 
 
 def shuffled(x, y, order, knowledge):
@@ -85,7 +90,7 @@ def test_each_epoch_of_a_shuffling_client_holds_each_example_once_in_an_order_of
 def test_signs_count_what_is_wrong_by_its_size_and_can_be_descended():
     seen = {"w": torch.tensor([1.0, -1.0, 0.5, -0.5])}
     dummy = torch.tensor([3.0, -0.1, -2.0, -1.0], requires_grad=True)
-    loss = Signs()({"w": dummy}, seen, 0.0)
+    loss = WrongSigns()({"w": dummy}, seen, 0.0)
     assert loss.item() == pytest.approx(0.5 / 3)  # one of four is wrong, of half the size
     (slope,) = torch.autograd.grad(loss, dummy)
     assert slope[2] < 0
@@ -96,7 +101,7 @@ def test_signs_rebuild_an_image_of_adam_steps():
     x, y = digits(1, 1)
     rule = LocalRule(kind="delta", batch_size=1, steps=5, lr=0.001, examples=1, optimizer="adam")
     seen, task = seen_of(x, y, rule)
-    signs = attack("adam_signs(iterations=200)", seen, task)
+    signs = attack(SIGNS, seen, task)
     as_gradient = attack(
         "matching(objective=cosine, observers=[surrogate(start=0, pace=0)], optimizer=lbfgs(iterations=60))", seen, task
     )
