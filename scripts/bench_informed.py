@@ -32,6 +32,7 @@ from fl_app.scoring.matching import match
 PUBLIC = 4000
 LEARNED = data.cache_dir() / "attacks"
 ATTACK = "cosine_lbfgs(iterations=1000, tv=0.01)"
+BATCHES = "gauss_newton(iterations=60)"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ CASES = [
     Case("gradient_dropout(p=0.6, sigma=0.005)"),
     Case("gradient_dropout(p=0.6, sigma='match')"),
     Case("gradient_dropout(p=0.3, sigma='match')"),
-    Case("gradient_dropout(p=0.6)", examples=8),
+    Case("gradient_dropout(p=0.6)", examples=8, attack=BATCHES),
     Case("drop_fedsgd(p=0.1)"),
     Case("dp_sgd(noise=0.1)"),
     Case("dp_sgd(noise=0.1)", rounds=4),
@@ -62,7 +63,7 @@ CASES = [
     Case("ldpm(noise=0.01)"),
     Case("soteria"),
     Case("latent_perturbation(mu=1.0)"),
-    Case("none", examples=8),
+    Case("none", examples=8, attack=BATCHES),
     Case("none", rule=LocalRule(kind="delta", batch_size=1, steps=5, lr=0.01, examples=1)),
 ]
 
