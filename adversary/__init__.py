@@ -11,6 +11,7 @@ from adversary.learned.ridge import Ridge
 from adversary.local_steps import SME, Epochwise
 from adversary.presets import DLG, IDLG, CosineLBFGS, GaussNewton, GradInversion, InvertingGradients
 from adversary.search.matching import Matching
+from adversary.standard import Standard
 from fl_app.core import spec
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
@@ -25,6 +26,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "peeling": Peeling,
     "ridge": Ridge,
     "sme": SME,
+    "standard": Standard,
 }
 
 

@@ -81,6 +81,8 @@ class Attack(Checked, ABC):
 
     trained: ClassVar[bool] = False
     """Whether it learns from public examples first, by `learn`."""
+    needs_public: ClassVar[bool] = True
+    """Whether there is no attack without public examples, if it learns from them."""
     at_weights: ClassVar[bool] = True
     """Whether what it learns depends on the weights of a round, on the clients' rule and on draws."""
 
@@ -106,8 +108,13 @@ class Attack(Checked, ABC):
             path.parent.mkdir(parents=True, exist_ok=True)
             save_tensors(path, learned, {"attack": text_of(self, {})})
         device = next(iter(seen.params.values())).device
+        return self.taught({name: value.to(device) for name, value in load_tensors(path)[0].items()})
+
+    @final
+    def taught(self, learned: Tensors) -> Self:
+        """The attack with what `learn` gave."""
         prepared = copy(self)
-        prepared.__dict__["_learned"] = {name: value.to(device) for name, value in load_tensors(path)[0].items()}
+        prepared.__dict__["_learned"] = learned
         return prepared
 
     def informed(self, defense: str, facts: Facts) -> list[Informed]:

@@ -19,6 +19,8 @@ SOFTEST, STRICTEST = 1e-12, 1e6
 FIRST = 1e-4
 """Of the damping, in units of the curvature along the first gradient (ours)."""
 EASIER, HARDER = 0.25, 4.0
+STILL, TWICE = 1e-3, 2
+"""A problem that so many steps in a row make better by no more than this share is settled."""
 NEAR = 1e-3
 """Of the gradient: what the linear system may leave over."""
 
@@ -43,6 +45,12 @@ class BatchedGaussNewton:
         if self._kept:
             self._kept["loss"] = torch.where(problems, torch.inf, self._kept["loss"])
             self._kept["damping"] = torch.where(problems, FIRST, self._kept["damping"])
+            self._kept["still"] = torch.where(problems, 0, self._kept["still"])
+
+    @property
+    def settled(self) -> bool:
+        """Whether no problem moves any more."""
+        return bool(self._kept) and bool((self._kept["still"] >= TWICE).all())
 
     def step(self, point: Tensor, loss: Tensor) -> Tensor:
         """The next points to evaluate, given the last ones with their losses (problems,)."""
@@ -53,17 +61,22 @@ class BatchedGaussNewton:
                 "loss": unknown,
                 "damping": torch.full_like(loss, FIRST),
                 "size": torch.zeros_like(loss),
+                "still": torch.zeros_like(loss),
             }
         kept = self._kept
         fresh, good = kept["loss"].isinf(), loss < kept["loss"]
         point = torch.where(good[:, None], point, kept["point"])
         damping = torch.where(good, kept["damping"] * EASIER, kept["damping"] * HARDER).clamp(SOFTEST, STRICTEST)
+        gain = (kept["loss"] - loss) / kept["loss"].abs().clamp_min(1e-30)
+        still = torch.where(fresh | (gain > STILL), 0, kept["still"] + 1)
         kept |= {
             "point": point,
+            "still": torch.where(kept["still"] >= TWICE, kept["still"], still),
             "loss": torch.where(good, loss, kept["loss"]),
             "damping": torch.where(fresh, kept["damping"], damping),
         }
-        return point + self._direction(point)
+        moves = kept["still"] < TWICE  # whoever is settled waits for the others, so that company does not change it
+        return torch.where(moves[:, None], point + self._direction(point), point)
 
     def _direction(self, point: Tensor) -> Tensor:
         """What solves (J'J + damping) direction = -J'r, about."""

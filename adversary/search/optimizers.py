@@ -23,6 +23,11 @@ Residuals = Callable[[Tensors], Tensor]
 class Steps(Protocol):
     """What moves the variables, each (targets, seeds, ...); single reconstructions can be started anew."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether no reconstruction moves any more."""
+        ...
+
     def step(self, variables: Tensors, gradients: Tensors, loss: Tensor) -> Tensors:
         """The moved variables, given their gradients and the losses (targets, seeds)."""
         ...
@@ -125,6 +130,8 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "gauss_newton":
 class AdamSteps:
     """Adam with a clock for each reconstruction."""
 
+    settled = False
+
     def __init__(self, settings: Adam) -> None:
         self.settings, self.count = settings, 0
         self.milestones = [settings.iterations * part // 8 for part in (3, 5, 7)] if settings.decay else []
@@ -195,6 +202,7 @@ class LBFGSSteps(Joined):
     """L-BFGS on joined variables."""
 
     _inner: BatchedLBFGS
+    settled = False
 
     def __init__(self, lr: float) -> None:
         super().__init__(BatchedLBFGS(lr))
@@ -214,6 +222,11 @@ class GaussNewtonSteps(Joined):
         self._like: Tensors = {}
         inner = BatchedGaussNewton(lambda point: residuals(parted(point, self._like)).flatten(0, 1), settings.products)
         super().__init__(inner)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no reconstruction moves any more."""
+        return self._inner.settled
 
     def step(self, variables: Tensors, gradients: Tensors, loss: Tensor) -> Tensors:
         """One Gauss-Newton step."""

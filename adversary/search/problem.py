@@ -177,7 +177,8 @@ class Problem:
             checkpoint.at(at)
             self._iterate(at)
             at.iteration += 1
-            at.over |= at.iteration == settings.iterations
+            last = self.progress + 1 / self.objective.stages >= 1  # a change of the objective moves all of them again
+            at.over |= at.iteration == settings.iterations or (last and at.steps.settled)
         checkpoint.keep(at)
         winner = torch.where(at.best_loss.isfinite(), at.best_loss, torch.inf).argmin(1)
         pick = torch.arange(len(winner), device=winner.device), winner

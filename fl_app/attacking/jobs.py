@@ -161,7 +161,7 @@ def _run_group(job: Job, attack: Attack, task: Task, members: Sequence[Member]) 
 
 def _prepared(job: Job, attack: Attack, task: Task, seen: Observation) -> Attack:
     """The attack, after it has learned what it learns from public examples."""
-    if not attack.trained:
+    if not attack.trained or (job.learning is None and not attack.needs_public):
         return attack
     if job.learning is None:
         raise AttackError("this attack learns from public examples first, and there are none here")

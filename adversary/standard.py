@@ -1,0 +1,179 @@
+"""`standard`: one attack for everybody, as AutoAttack is for adversarial examples: several, and a choice by evidence."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from adversary.base import Attack, AttackError, Facts, Guess, Informed, Public
+from adversary.labels import LabelRule, infer
+from adversary.objectives import Cosine, Relative
+from adversary.presets import CosineLBFGS, GaussNewton, InvertingGradients
+from adversary.priors import total_variation
+from adversary.search.matching import Matching
+from adversary.search.optimizers import Count
+from fl_app.core.local import LocalRule, Tensors, local_update
+from fl_app.core.observation import Observation, Task
+from fl_app.core.seeds import generator
+
+CERTAIN = 1e-4
+"""Relative squared distance below which a reconstruction explains an update, so that nobody need search on (ours)."""
+NATURAL = 1.5
+"""Times the total variation that 99 % of public examples stay below: more than that does not look like one (ours)."""
+BELIEVED = 0.05
+"""One minus the cosine above which a search that knows of no defense has explained nothing (ours)."""
+CLASS_MEAN = "class mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standard(Attack):
+    """Ours: Gauss-Newton, L-BFGS, signed Adam, all that is known against the defense, and the mean image of the class.
+
+    A target is done once a reconstruction explains its update. Otherwise the answer is the most likely image, where somebody
+    knows the law of the defense; else the one that explains the update best among those that look like an example, as public
+    examples do; if none does, the mean image of the class that was inferred.
+    """
+
+    trained: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = False
+    minutes: Annotated[float, Field(gt=0)] = 5.0
+    """Per target: whoever has not begun by then is left out."""
+    labels: LabelRule = "count"
+    rounds: Count = 1
+    """Match so many rounds of a client with one reconstruction, if it was granted that its examples repeat."""
+
+    @property
+    def by_client(self) -> bool:
+        """Whether the rounds of a client have to be attacked in one call."""
+        return self.rounds > 1
+
+    def informed(self, defense: str, facts: Facts) -> list[Informed]:
+        """The same, with members who know the defense."""
+        if defense == "none":
+            return []
+        rounds = facts.rounds if facts.repeats else 1
+        return [Informed("", replace(self, rounds=rounds), "all that is known against the defense, and a choice by evidence")]
+
+    def members(self, seen: Observation, public: int) -> dict[str, Attack]:
+        """Who takes part, the strongest first."""
+        searches: dict[str, Attack] = {
+            "gauss_newton": GaussNewton(labels=self.labels),
+            "lbfgs": CosineLBFGS(labels=self.labels, iterations=500),
+            "signed adam": InvertingGradients(labels=self.labels, iterations=500),
+        }
+        defense = seen.knowledge.defense
+        if defense is None:
+            return searches
+        facts = Facts(rounds=self.rounds, examples=seen.num_examples, repeats=seen.knowledge.repeats, public=public)
+        told = {
+            f"{name}: {one.name}": one.attack
+            for name, attack in searches.items()
+            for one in attack.informed(defense, facts)
+            if one.attack is not None and set(one.grants) <= {"defense"}
+        }
+        # Several searches become the same attack where a defense has one of its own.
+        once = {attack: name for name, attack in reversed(told.items())}
+        return {name: attack for name, attack in told.items() if once[attack] == name} or searches
+
+    def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
+        """What its members learn, the mean image of each class, and how much public examples vary."""
+        means = [
+            public.x[chosen].mean(0) if bool((chosen := public.y == label).any()) else public.x.mean(0)
+            for label in range(task.num_classes)
+        ]
+        variation = _variation(public.x[:, None])
+        found = {"means": torch.stack(means), "variation": variation.quantile(0.99), "public": torch.tensor(len(public.x))}
+        for name, attack in self.members(seen, len(public.x)).items():
+            if attack.trained:
+                found |= {f"{name}/{key}": value for key, value in attack.learn(task, seen, public, rng).items()}
+        return found
+
+    def cost(self, examples: int, rule: LocalRule) -> float:
+        """That of its three searches."""
+        searches = (GaussNewton(), CosineLBFGS(iterations=500), InvertingGradients(iterations=500))
+        return sum(attack.cost(examples, rule) for attack in searches)
+
+    def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
+        """Ask one member after the other about the targets that nobody has explained yet."""
+        until = time.monotonic() + 60 * self.minutes * len(seen)
+        answers: list[dict[str, _Answer]] = [{} for _ in seen]
+        if self.learned:
+            for i, mean in enumerate(self._class_means(seen, task, streams)):
+                answers[i][CLASS_MEAN] = mean
+        open_ = list(range(len(seen)))
+        for name, attack in self.members(seen[0], int(self.learned.get("public", 0))).items():
+            if not open_ or time.monotonic() > until:
+                break
+            learned = {key.removeprefix(f"{name}/"): value for key, value in self.learned.items() if key.startswith(f"{name}/")}
+            if attack.trained and not learned:
+                continue
+            own = [generator(streams[i].initial_seed(), name) for i in open_]
+            try:
+                guess = attack.taught(learned).run([seen[i] for i in open_], task, own)
+            except AttackError:
+                continue  # one that cannot be run here leaves it to the others
+            assert isinstance(guess, Guess)
+            for place, i in enumerate(open_):
+                each = Guess(guess.x[place], guess.y[place], guess.loss[place])
+                answers[i][name] = _answer(each, seen[i], task, likely=isinstance(attack, Matching) and attack.space.trained)
+            # Rounds of a client stand and fall together.
+            done = {seen[i].client for i in open_ if answers[i][name].certain}
+            open_ = [i for i in open_ if seen[i].client not in done] if not self.by_client else open_
+        if not all(answers):
+            raise AttackError("no member of standard can be run here: name one of them to see why")
+        chosen = [self._choice(each, one.knowledge.defense is None) for each, one in zip(answers, seen, strict=True)]
+        return Guess(*(torch.stack(column) for column in zip(*((a.x, a.y, a.distance) for a in chosen), strict=True)))
+
+    def _class_means(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> list["_Answer"]:
+        found = []
+        for one, stream in zip(seen, streams, strict=True):
+            rng = generator(stream.initial_seed(), CLASS_MEAN)
+            rule = self.labels if one.knowledge.defense is None or self.labels == "given" else "rows"
+            y = infer("count" if rule == "joint" else rule, one, task, rng).to(self.learned["means"].device)
+            found.append(_answer(Guess(self.learned["means"][y], y, torch.zeros(())), one, task))
+        return found
+
+    def _choice(self, answers: Mapping[str, "_Answer"], naive: bool) -> "_Answer":
+        """The answer by what it explains, and by what it looks like where examples are known."""
+        searched = [one for name, one in answers.items() if name != CLASS_MEAN]
+        certain = [one for one in searched if one.certain] or [one for one in searched if one.likely]
+        if certain or not self.learned:
+            return min(certain or searched, key=_unexplained)
+        most = NATURAL * self.learned["variation"].item()
+        natural = [one for one in searched if _variation(one.x[None]).item() <= most]
+        natural = [one for one in natural if _unexplained(one) < BELIEVED] if naive else natural
+        return min(natural or [answers[CLASS_MEAN]], key=_unexplained)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A reconstruction x (examples, *shape), y (examples,), and how much of the update it leaves unexplained."""
+
+    x: Tensor
+    y: Tensor
+    distance: Tensor
+    """One minus the cosine of its update with what was seen."""
+    certain: bool
+    likely: bool
+    """Whether it was found as the most likely one, given the law of the defense and public examples."""
+
+
+def _unexplained(answer: _Answer) -> float:
+    return answer.distance.item()
+
+
+def _answer(guess: Guess, seen: Observation, task: Task, *, likely: bool = False) -> _Answer:
+    x = task.space.clamp(guess.x)
+    update = local_update(task.model, seen.params, x, guess.y, seen.rule)
+    distance = Cosine()(update, seen.update, 0.0)
+    certain = bool(Relative()(update, seen.update, 0.0) < CERTAIN)
+    return _Answer(x, guess.y, torch.nan_to_num(distance, nan=2.0), certain, likely)
+
+
+def _variation(x: Tensor) -> Tensor:
+    """The mean total variation of examples x (n, examples, *shape), (n,)."""
+    return total_variation(x[:, None])[:, 0]
