@@ -69,11 +69,11 @@ def attack(
 ) -> None:
     """Attack the captures of a run, score the reconstructions and show them; what is done already is not done again.
 
-    Without --attack it is inverting_gradients.
+    Without --attack it is standard: several attacks, and a choice by evidence.
     """
     from fl_app.cli.attack import attack_run
 
-    chosen = attacks or ["inverting_gradients"]
+    chosen = attacks or ["standard"]
     if model is not None:
         if device not in (None, Device.cpu) or threads:
             raise ValueError("--device and --threads are for runs: captures of another app are attacked on the CPU")

@@ -37,7 +37,7 @@ QUICK: dict[str, Any] = {
 }
 QUICK_TARGETS: dict[str, Any] = {"client-examples": 1, "batch-size": 1, "rounds": 1, "capture": "1"}
 OPTIONS = {"defense": "the defenses as arguments", "attack": "--attack", "seed": "--seeds", "grant": "--grant"}
-QUICK_ATTACK = "cosine_lbfgs(iterations=300, tv=0.01)"
+DEFAULT_ATTACK = "standard"
 
 
 def sweep(console: Console, path: Path, out: Path | None, workers: int, *, scale: str = "", dry_run: bool) -> None:
@@ -73,7 +73,7 @@ def compare(
     given = {
         "title": f"{', '.join(defenses)} on {changes.get('dataset', QUICK['dataset'])}",
         "seeds": list(range(seeds)),
-        "attacks": attacks or [QUICK_ATTACK],
+        "attacks": attacks or [DEFAULT_ATTACK],
         "grant": grant,
         "lpips": lpips,
         "metrics": metrics,

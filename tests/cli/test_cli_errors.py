@@ -86,4 +86,4 @@ def test_errors_of_the_system_name_the_file_without_a_number(tmp_path):
 
 
 def test_the_help_of_attack_names_its_default(typed):
-    assert "inverting_gradients" in typed("attack", "--help").stdout
+    assert "Without --attack it is standard" in typed("attack", "--help").stdout
