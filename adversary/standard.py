@@ -97,6 +97,10 @@ class Standard(Attack):
         searches = (GaussNewton(), CosineLBFGS(iterations=500), InvertingGradients(iterations=500))
         return sum(attack.cost(examples, rule) for attack in searches)
 
+    def shortened(self, iterations: int) -> Attack:
+        """So many iterations of L-BFGS, in which its cost is counted: an upper bound, as most targets are done early."""
+        return CosineLBFGS(labels=self.labels, iterations=iterations)
+
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Ask one member after the other about the targets that nobody has explained yet."""
         until = time.monotonic() + 60 * self.minutes * len(seen)
