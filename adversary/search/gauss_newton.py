@@ -68,7 +68,8 @@ class BatchedGaussNewton:
         point = torch.where(good[:, None], point, kept["point"])
         damping = torch.where(good, kept["damping"] * EASIER, kept["damping"] * HARDER).clamp(SOFTEST, STRICTEST)
         gain = (kept["loss"] - loss) / kept["loss"].abs().clamp_min(1e-30)
-        still = torch.where(fresh | (gain > STILL), 0, kept["still"] + 1)
+        # A step that was taken back says nothing, unless damping cannot make it any shorter.
+        still = torch.where(fresh | (gain > STILL), 0, kept["still"] + (good | (damping >= STRICTEST)))
         kept |= {
             "point": point,
             "still": torch.where(kept["still"] >= TWICE, kept["still"], still),

@@ -84,7 +84,7 @@ class _Gaussian:
 
     def residuals(self, z: Tensors) -> Tensor:
         """What its squares are, (targets, seeds, residuals)."""
-        return z["z"].flatten(2) / 2**0.5
+        return torch.cat([z["z"].flatten(2), z["rest"].flatten(2)], dim=2) / 2**0.5
 
 
 def _law(x: Tensor, components: int, everybody: _Law | None = None) -> _Law:

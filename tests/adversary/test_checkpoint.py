@@ -21,6 +21,7 @@ SEARCHES = [
 def kept(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "SLOWEST", 0)
+    monkeypatch.setattr(checkpoint, "SLOWEST", 0)
     with checkpoint.kept_in(tmp_path / "searches"):
         yield tmp_path / "searches"
 

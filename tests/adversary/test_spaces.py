@@ -6,7 +6,7 @@ from torch import nn
 
 from adversary import AttackError
 from adversary.base import Public
-from adversary.spaces.gaussian import ClassGaussian
+from adversary.spaces.gaussian import LEAST, ClassGaussian
 from adversary.spaces.pixels import Pixels
 from fl_app.core.observation import Task
 from fl_app.core.space import Images
@@ -55,7 +55,9 @@ def test_the_gaussian_of_a_class_is_mostly_its_own(rng):
     y = torch.tensor([0] * 500 + [1] * 498 + [2] * 2)  # of class 2 there are too few
     task = Task(nn.Identity(), SPACE, 3)
     learned = ClassGaussian(components=8).learn(Public(x.view(-1, 1, 2, 2), y), task)
-    assert {name: value.shape for name, value in learned.items()} == {"mean": (4, 4), "basis": (4, 4, 8)}  # padded
+    shapes = {"mean": (4, 4), "basis": (4, 4, 8), "rest": (4, 4)}  # the basis is padded
+    assert {name: value.shape for name, value in learned.items()} == shapes
+    torch.testing.assert_close(learned["rest"], torch.zeros(4, 4), atol=1e-3, rtol=0)  # nothing is left out
     everybody = x.T.cov()
     torch.testing.assert_close(law_of(learned, 3), (x.mean(0), everybody), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(law_of(learned, 2), law_of(learned, 3))
@@ -67,22 +69,26 @@ def test_the_gaussian_of_a_class_is_mostly_its_own(rng):
     few = ClassGaussian(components=2).learn(Public(x.view(-1, 1, 2, 2), y), task)
     values = torch.linalg.eigvalsh(everybody)
     torch.testing.assert_close(few["basis"][3].norm(dim=0), values.flip(0)[:2].sqrt(), atol=1e-5, rtol=1e-4)
+    variances = few["basis"][3].square().sum(1) + few["rest"][3].square()
+    torch.testing.assert_close(variances, everybody.diagonal(), atol=1e-5, rtol=1e-4)
 
 
 def test_variables_of_the_gaussian_are_standard_normal():
     task = Task(nn.Identity(), SPACE, 3)
     learned = {"mean": torch.arange(16.0).view(4, 4), "basis": torch.arange(32.0).view(4, 4, 2)}
-    z = {"z": torch.tensor([[[1.0, 2.0], [0.0, 1.0]]]).unsqueeze(0)}  # a target, a seed, two examples
+    learned["rest"] = torch.full((4, 4), 0.5)
+    z = {"z": torch.tensor([[[1.0, 2.0], [0.0, 1.0]]]).unsqueeze(0), "rest": torch.full((1, 1, 2, 4), 2.0)}  # two examples
     for classes, which in ((torch.tensor([[2, 0]]), (2, 0)), (None, (3, 3))):
         space = ClassGaussian(components=2).bind(task, classes, learned)
         x = space.inputs(z)
         assert x.shape == (1, 1, 2, 1, 2, 2)
         for place, label in enumerate(which):
-            expected = learned["mean"][label] + learned["basis"][label] @ z["z"][0, 0, place]
+            expected = learned["mean"][label] + learned["basis"][label] @ z["z"][0, 0, place] + 2 * (0.5 + LEAST)
             torch.testing.assert_close(x[0, 0, place].flatten(), expected)
         assert torch.equal(space.answer(z), x)
         assert torch.equal(space.project(z)["z"], z["z"])
-        assert space.penalty(z).tolist() == [[(1 + 4 + 0 + 1) / 2]]
+        assert space.penalty(z).tolist() == [[(1 + 4 + 0 + 1 + 8 * 4) / 2]]
+        torch.testing.assert_close(space.residuals(z).square().sum(-1), space.penalty(z))
     drawn = space.draw(300, 5, torch.Generator().manual_seed(0))["z"]
     assert drawn.shape == (300, 5, 2)
     assert drawn.std().item() == pytest.approx(0.1, rel=0.05)

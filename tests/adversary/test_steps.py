@@ -9,10 +9,18 @@ from adversary.search.lbfgs import BatchedLBFGS
 from adversary.search.optimizers import LBFGS, Adam
 
 
+def nothing(variables):
+    """Residuals, at which first-order steps do not look."""
+    raise AssertionError
+
+
 @pytest.mark.parametrize("signed", [False, True])
 def test_adam_decays_after_three_five_and_seven_eighths(signed):
     z = torch.linspace(-2, 2, 6, dtype=torch.float64).view(1, 2, 3)
-    ours, theirs = Adam(lr=0.1, iterations=8, decay=True, signed=signed).start(), torch.nn.Parameter(z.clone())
+    ours, theirs = (
+        Adam(lr=0.1, iterations=8, decay=True, signed=signed).start(nothing),
+        torch.nn.Parameter(z.clone()),
+    )
     optimizer = torch.optim.Adam([theirs], lr=0.1)
     for iteration in range(8):
         optimizer.param_groups[0]["lr"] = 0.1 * 0.1 ** ((iteration >= 3) + (iteration >= 5) + (iteration >= 7))
@@ -25,7 +33,7 @@ def test_adam_decays_after_three_five_and_seven_eighths(signed):
 
 def test_adam_forgets_a_reconstruction_that_is_started_anew():
     z, gradient = torch.zeros(1, 2, 3), torch.tensor([1.0, -2.0, 3.0]).expand(1, 2, 3)
-    steps = Adam(lr=0.1, iterations=100).start()
+    steps = Adam(lr=0.1, iterations=100).start(nothing)
     for _ in range(3):
         steps.step({"z": z}, {"z": -5 * gradient}, torch.zeros(1, 2))
     steps.reset(torch.tensor([[True, False]]))
@@ -103,7 +111,7 @@ def test_a_problem_that_is_started_anew_forgets_and_takes_whatever_comes():
 def test_all_variables_of_a_reconstruction_move_together():
     rng = torch.Generator().manual_seed(0)
     variables = {"z": torch.randn(2, 3, 2, 2, generator=rng), "labels": torch.randn(2, 3, 4, generator=rng)}
-    steps, plain = LBFGS(lr=0.5).start(), BatchedLBFGS(0.5)
+    steps, plain = LBFGS(lr=0.5).start(nothing), BatchedLBFGS(0.5)
     for _ in range(3):
         flat = torch.cat([variables["z"].flatten(2), variables["labels"]], 2).flatten(0, 1)
         loss = (flat**4).sum(1) / 4

@@ -70,6 +70,7 @@ def test_an_attack_that_is_broken_off_in_the_middle_of_its_search_does_not_matte
     text = "matching(optimizer=adam(iterations=3))"
     whole = attacked(captured, text=text)
     monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "SLOWEST", 0)  # a slow disk would put the next one off
     plain, made = Problem.gradients, []
 
     def broken_off(self, variables):
