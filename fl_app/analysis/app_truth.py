@@ -56,6 +56,8 @@ class Pair(NamedTuple):
 
 def read_pairs(path: Path, captures: Captures, task: TaskSpec) -> list[Pair]:
     """The captures that a file names with what their clients used; RunError if it cannot be that, or names none."""
+    if not captures.paths():
+        raise RunError(f"{captures.folder} has no captures: wrap the app's strategy in Curious and run it")
     stored, found = load_tensors(path)[0], []
     for seen in captures.read_all()[0]:  # what cannot be read is no target
         name = captures.path_of(seen.server_round, seen.client).relative_to(captures.folder).with_suffix("").as_posix()

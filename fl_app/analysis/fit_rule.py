@@ -48,15 +48,15 @@ class Case(NamedTuple):
     update: Tensor
 
 
-def fit(model: nn.Module, pairs: Sequence[Pair]) -> list[Fit]:
+def fit(model: nn.Module, pairs: Sequence[Pair], device: str = "cpu") -> list[Fit]:
     """The rules that explain the updates best, the best first, each as it is for a client with the most examples.
 
     A grid over kind, optimizer, batch size, epochs and momentum, then Gauss-Newton over learning rate, momentum and weight
     decay. All clients have the rule in common; how many steps it is for each follows from its number of examples.
     """
     pairs = sorted(pairs, key=lambda pair: len(pair.y))
-    wide = copy.deepcopy(model).double()
-    cases = [_case(model, pair) for pair in pairs]
+    wide = copy.deepcopy(model).double().to(device)
+    cases = [_case(model, pair, device) for pair in pairs]
     few = cases[:LOOKED_AT]
     tried = [Fit(rule, _error(wide, few, rule)) for rule in _grid(pairs) for rule in _started(wide, few, rule)]
     tried.sort(key=lambda one: one.error)
@@ -94,10 +94,10 @@ def save_with(captures: Captures, folder: Path, rule: LocalRule) -> list[str]:
     return odd
 
 
-def _case(model: nn.Module, pair: Pair) -> Case:
+def _case(model: nn.Module, pair: Pair, device: str) -> Case:
     seen = foreign.fitted(pair.seen, model)
-    params = {name: value.double() for name, value in seen.params.items()}
-    return Case(params, pair.x.double(), pair.y, _flat(seen.update))
+    params = {name: value.to(device).double() for name, value in seen.params.items()}
+    return Case(params, pair.x.to(device).double(), pair.y.to(device), _flat(seen.update).to(device))
 
 
 def _flat(update: Tensors) -> Tensor:

@@ -29,7 +29,7 @@ class Judged(NamedTuple):
 
     def words(self) -> str:
         """The finding in one line."""
-        return f"{self.cell}: {self.finding.words()}"
+        return f"'{self.cell}': {self.finding.words()}"  # in quotes: a run may be called leak
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ def judge_attack(cell: str, attack: AttackResult, limits: Limits, *, worst: bool
     attacker = Attacker([attack])
     if attacker.failed == len(attacker.targets):
         reason = next((one.reason for one in attacker.targets), "it has no targets")
-        return Ruling(doubts=[f"{cell}: {who(attacker)}: none of {attacker.failed} targets was scored: {reason}"])
+        return Ruling(doubts=[f"'{cell}': {who(attacker)}: none of {attacker.failed} targets was scored: {reason}"])
     found = findings_of(attacker, limits, single=worst)
     ruling = Ruling([Judged(cell, one) for one in found])
     for name, metrics in limits.items():
         if not any(one.metric in metrics for one in found):
             reasons = (why for one in attacker.targets if (why := one.unavailable.get(next(iter(metrics)))))
             ruling.doubts.append(
-                f"{cell}: {who(attacker)}: {name} was not scored on any target ({next(reasons, 'it has no value')}): "
+                f"'{cell}': {who(attacker)}: {name} was not scored on any target ({next(reasons, 'it has no value')}): "
                 f"attack again with it, or leave it out with --limit {name}=off"
             )
     return ruling
@@ -136,18 +136,18 @@ def _wanted(cell: CellResult, attacks: Collection[str]) -> list[AttackResult]:
 def _gaps(cell: CellResult, attacks: Collection[str]) -> Ruling:
     """What is missing of a cell, and what is there but was not attacked."""
     found, name, run = _wanted(cell, attacks), cell.name, cell.attacked
-    doubts = [] if cell.failed is None else [f"{name}: the cell failed: {cell.failed}"]
+    doubts = [] if cell.failed is None else [f"'{name}': the cell failed: {cell.failed}"]
     doubts += run.problems if run else []
     missing = [text for text in attacks if text not in [one.asked for one in found]]
     if missing or not found:
         words = f"`thorns attack {run.path if run else 'RUN'} --attack {(missing or ['SPEC'])[0]!r}`"
-        doubts.append(f"{name}: no scored attack: run {words}, or name one with --attack")
+        doubts.append(f"'{name}': no scored attack: run {words}, or name one with --attack")
     captured = len(Captures(run.path / "captures").paths()) if run else 0
     left = [(one, captured - len(one.targets)) for one in found]
     naive = run and run.experiment.defense != "none" and found and not any("defense" in one.grants for one in found)
-    notes = [f"{name}: there was no informed attack"] if naive else []
+    notes = [f"'{name}': there was no informed attack"] if naive else []
     notes += [
-        f"{name}: {who(Attacker([one]))}: {n} of {captured} captured targets were not attacked" for one, n in left if n > 0
+        f"'{name}': {who(Attacker([one]))}: {n} of {captured} captured targets were not attacked" for one, n in left if n > 0
     ]
     return Ruling(doubts=doubts, notes=notes)
 

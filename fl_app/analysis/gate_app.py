@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 import adversary
 from adversary import AttackError, Facts
@@ -21,6 +22,7 @@ from fl_app.attacking.audit import AuditSession
 from fl_app.attacking.jobs import TaskSpec
 from fl_app.attacking.session import folder_name
 from fl_app.attacking.worker import InlineWorker
+from fl_app.core.ending import terminable
 from fl_app.scoring.answers import score_answer
 from fl_app.scoring.base import Metric, Tools
 from fl_app.scoring.metrics import METRICS
@@ -43,6 +45,7 @@ def judge_app(
     *,
     worst: bool,
     metrics: Mapping[str, Metric] = METRICS,
+    device: str = "cpu",
 ) -> Ruling:
     """Attack the captures of another app, naively and with its defense known, and judge against what its clients used."""
     if truth is None or not attacks:
@@ -63,9 +66,9 @@ def judge_app(
         sides += [(who_of(one), adversary.text_of(one.attack), defense) for one in told if one.attack is not None]
         for who, attack, known in sides:
             try:
-                found = _attack_app(console, captures, task, used, attack, known, limits, metrics)
+                found = _attack_app(console, captures, task, used, attack, known, limits, metrics, device)
             except AttackError as error:
-                whole.doubts.append(f"{path.name}: {who} {attack}: {error}")
+                whole.doubts.append(f"'{path.name}': {who} {attack}: {error}")
                 continue
             found = found._replace(asked=text, who=who)
             done.append(Attacker([found]))
@@ -84,18 +87,20 @@ def _attack_app(
     defense: str | None,
     limits: Limits,
     metrics: Mapping[str, Metric],
+    device: str,
 ) -> AttackResult:
     """Attack unless it is done, and score beside the reconstructions, which are kept apart by the captures that they are of."""
     seen = (hashlib.sha256(captures.path_of(*key).read_bytes()).hexdigest() for key in sorted(used))
     folder = captures.folder.parent / "attacks" / f"gate-{folder_name(attack, (str(task), str(defense), *seen))}"
     keys = [key for key in captures.targets() if key in used]
     audit.check(captures, keys, task, [attack], defense)
-    session = AuditSession(captures, folder, attack, InlineWorker(), task=task, defense=defense)
-    with console.status(attack[:60]):
-        session.work(session.pending(keys), AT_ONCE)
-    tools = Tools(lpips=perceptual(limits))
-    targets = [score_answer(folder, key, used[key], session.failures(), metrics, tools).target for key in keys]
-    write_atomic(folder / "scores.jsonl", lines_of(targets))
+    session = AuditSession(captures, folder, attack, InlineWorker(), task=task, defense=defense, device=device)
+    with terminable(), session.alone():
+        with console.status(escape(attack[:60])):
+            session.work(session.pending(keys), AT_ONCE)
+        tools = Tools(lpips=perceptual(limits))
+        targets = [score_answer(folder, key, used[key], session.failures(), metrics, tools).target for key in keys]
+        write_atomic(folder / "scores.jsonl", lines_of(targets))
     return AttackResult(folder, attack, attack, "attack", ("defense",) if defense else (), targets, {}, None, {})
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fl_app.analysis.bounds.results import Bounds
+from fl_app.core.errors import said
 from fl_app.core.plugins import NotAllowed
 from fl_app.experiment.config import Experiment
 from fl_app.experiment.runs import experiment_of
@@ -137,15 +138,14 @@ def read_run(path: Path) -> RunResult:
     for folder in sorted((path / "attacks").glob("*/scores.jsonl")):
         try:
             attacks.append(read_attack(folder.parent))
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            problems.append(f"{folder.parent} cannot be read: {type(error).__name__}: {error}")
+        except RunError as error:
+            problems.append(str(error))
     environment: dict[str, str] = {}
-    try:
-        environment = {key: str(value) for key, value in _object(path / "environment.json").items()}
-    except FileNotFoundError:
-        pass  # made by `flwr run` or an older version
-    except (ValueError, OSError) as error:
-        problems.append(f"{path / 'environment.json'} cannot be read: {error}")
+    told = path / "environment.json"
+    try:  # runs of `flwr run` or of an older version have none
+        environment = {key: str(value) for key, value in _object(told).items()} if told.exists() else {}
+    except RunError as error:
+        problems.append(str(error))
     bounds = None
     try:
         bounds = Bounds.load(path)
@@ -155,16 +155,19 @@ def read_run(path: Path) -> RunResult:
 
 
 def read_attack(folder: Path) -> AttackResult:
-    """Read what was scored of one attack; ValueError, KeyError, TypeError or OSError if it is damaged."""
+    """Read what was scored of one attack; RunError if it is damaged."""
     about = _object(folder / "attack.json")
-    for key in ("asked", "attack", "who"):
-        if not isinstance(about.get(key), str):
-            raise ValueError(f"{folder / 'attack.json'}: {key} must be str, not {about.get(key)!r}")
+    for key, kind in {"asked": str, "attack": str, "who": str, "grants": list}.items():
+        if not isinstance(about.get(key), kind):
+            raise RunError(f"{folder / 'attack.json'}: {key} must be {kind.__name__}, not {about.get(key)!r}")
     floors: dict[str, list[Row]] = {}
     for name, row in _each(folder / "floors.jsonl", lambda line: (str(line["floor"]), values_of(line))):
         floors.setdefault(name, []).append(row)
     described = folder / "metrics.json"
-    measures = {key: Measure.from_dict(facts) for key, facts in _object(described).items()} if described.exists() else {}
+    try:
+        measures = {key: Measure.from_dict(facts) for key, facts in _object(described).items()} if described.exists() else {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{described} does not describe metrics: {_named(error)}") from error
     targets = _each(folder / "scores.jsonl", TargetScore.from_dict)
     for key in {key for one in targets for key in one.values} - METRICS.keys() - measures.keys():
         measures[key] = Measure(title=key, higher_leaks=True, shown="files")  # nobody says what it is
@@ -174,10 +177,18 @@ def read_attack(folder: Path) -> AttackResult:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} cannot be read: {said(error)}") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{path} does not hold an object")
+        raise RunError(f"{path} does not hold an object")
     return found
+
+
+def _named(error: Exception) -> str:
+    """What is wrong with an object that was read: a KeyError says no more than the key that is missing."""
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _each(path: Path, read: Callable[[dict[str, Any]], T], *, whole: bool = True) -> list[T]:
@@ -187,7 +198,7 @@ def _each(path: Path, read: Callable[[dict[str, Any]], T], *, whole: bool = True
         try:
             found.append(read(line))
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}, entry {number}: {error}") from None
+            raise RunError(f"{path}, entry {number}: {_named(error)}") from None
     return found
 
 
@@ -216,10 +227,10 @@ def _sweep(path: Path) -> Study:
         plan = _object(known)
         reader = _Cells(path)
         return Study(path, "sweep", str(plan["title"]), [reader.cell(**cell) for cell in plan["cells"]], str(plan["command"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, RunError | NotAllowed):
             raise
-        raise RunError(f"{known} is not the plan of a sweep: {type(error).__name__}: {error}") from None
+        raise RunError(f"{known} is not the plan of a sweep: {_named(error)}") from None
 
 
 class _Cells:

@@ -1,5 +1,6 @@
 """Attacking what `Curious` captured of somebody else's app: its owner names the model, and no truth is known."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,9 +39,16 @@ class AuditSession(CaptureSession):
         task: TaskSpec,
         defense: str | None = None,
         seed: int = 0,
+        threads: int | None = None,
+        device: str = "cpu",
     ) -> None:
-        super().__init__(captures, folder, attack, worker, seed=seed, threads=THREADS)
-        self.known, self.defense = task, defense
+        super().__init__(captures, folder, attack, worker, seed=seed, threads=threads or THREADS)
+        self.known, self.defense, self._device = task, defense, device
+
+    @property
+    def device(self) -> str:
+        """The one that was asked for."""
+        return self._device
 
     def task(self) -> TaskSpec:
         """The model that the app's owner named."""
@@ -122,6 +130,11 @@ def captures_in(path: Path) -> Captures:
     return Captures(path / "captures" if (path / "captures").is_dir() else path)
 
 
+def of_another_app(path: Path) -> bool:
+    """Whether a folder is neither a run nor a sweep, but holds captures."""
+    return not any((path / name).exists() for name in ("experiment.toml", "plan.json")) and bool(captures_in(path).paths())
+
+
 def chosen(captures: Captures, rounds: str, clients: str, limit: int = 0) -> list[Key]:
     """The captured targets of some rounds and clients; RunError if there are none."""
     in_round, of_client = select(rounds, 1, "rounds"), select(clients, 0, "clients")
@@ -150,12 +163,31 @@ def check(captures: Captures, keys: list[Key], task: TaskSpec, attacks: list[str
 
 
 def sessions_of(
-    captures: Captures, out: Path, task: TaskSpec, attacks: list[str], worker: Worker, *, defense: str | None, seed: int = 0
+    captures: Captures,
+    out: Path,
+    task: TaskSpec,
+    attacks: list[str],
+    worker: Worker,
+    *,
+    defense: str | None,
+    seed: int = 0,
+    threads: int | None = None,
+    device: str = "cpu",
 ) -> list[AuditSession]:
     """A session for each attack, in a folder of its own by all that its results depend on."""
     facts = tuple(str(fact) for fact in (task.model, task.normalize, defense) if fact)
     return [
-        AuditSession(captures, out / folder_name(text, facts), text, worker, task=task, defense=defense, seed=seed)
+        AuditSession(
+            captures,
+            out / folder_name(text, facts),
+            text,
+            worker,
+            task=task,
+            defense=defense,
+            seed=seed,
+            threads=threads,
+            device=device,
+        )
         for text in attacks
     ]
 
@@ -171,6 +203,14 @@ def shape_of(text: str) -> tuple[int, ...]:
     return shape
 
 
+def task_of(model: str, input_shape: str, classes: int, mean: str, std: str) -> TaskSpec:
+    """What the owner of an app says of its model, which is imported from the current directory."""
+    shape, normalize = shape_of(input_shape), normalization(mean, std)
+    if normalize is not None and len(normalize[0]) != shape[0]:
+        raise ValueError(f"--mean and --std take one number per channel, and inputs of {input_shape} have {shape[0]}")
+    return TaskSpec(model, shape, classes, normalize, Path.cwd())
+
+
 def normalization(mean: str, std: str) -> Normalization | None:
     """`("0.5,0.5,0.5", "0.2,0.2,0.2")` -> numbers by channel; None if both are empty."""
     if not mean and not std:
@@ -179,7 +219,7 @@ def normalization(mean: str, std: str) -> Normalization | None:
         means, stds = (tuple(float(value) for value in text.split(",")) for text in (mean, std))
     except ValueError:
         means, stds = (), ()
-    if not means or len(means) != len(stds) or min(stds) <= 0:
+    if not means or len(means) != len(stds) or not all(map(math.isfinite, (*means, *stds))) or min(stds) <= 0:
         raise ValueError(f"--mean and --std take one number per channel each, such as 0.5,0.5,0.5, not {mean!r} and {std!r}")
     return means, stds
 

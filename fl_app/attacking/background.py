@@ -8,6 +8,7 @@ from typing import Self
 from fl_app.attacking.jobs import Outcome
 from fl_app.attacking.session import Session
 from fl_app.attacking.worker import make_worker
+from fl_app.core.errors import said
 from fl_app.core.observation import Observation
 from fl_app.experiment.config import Experiment
 from fl_app.experiment.grants import parse_grants
@@ -47,7 +48,7 @@ class Background:
         try:
             worker = make_worker("ray")
         except (RuntimeError, OSError, ImportError, ValueError) as error:
-            log.warning("no attack worker beside the training (%s); the captures are attacked afterwards", error)
+            log.warning("no attack worker beside the training (%s); the captures are attacked afterwards", said(error))
             return
         try:
             session = Session(self._run, self._attack, self._grants, worker)

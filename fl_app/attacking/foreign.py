@@ -12,8 +12,10 @@ from torch.func import replace_all_batch_norm_modules_, vmap
 
 from adversary.base import AttackError
 from fl_app.core import halfprecision
+from fl_app.core.errors import told
 from fl_app.core.local import Step, Tensors
 from fl_app.core.observation import Observation, Task
+from fl_app.core.parsing import with_article
 from fl_app.core.space import Images
 from fl_app.models.layers import Normalize
 
@@ -60,19 +62,20 @@ def _made(name: str, folder: Path) -> nn.Module:
         factory = getattr(importlib.import_module(module), function)
         model = factory()
     except (Exception, SystemExit) as error:  # their code may raise anything, and a script may exit
-        raise AttackError(f"{name} cannot be called in {folder}: {type(error).__name__}: {error}") from error
+        raise AttackError(f"{name} cannot be called in {folder}: {told(error)}") from error
     finally:
         sys.path.remove(place)
     if not isinstance(model, nn.Module):
-        raise AttackError(f"{name} gives a {type(model).__name__}, not a torch module")
+        raise AttackError(f"{name} gives {with_article(type(model).__name__)}, not a torch module")
     return model
 
 
 def _probe(name: str, task: Task) -> None:
     """Take one step as the client would, then as the attack does, so that what cannot work is said once and at the start."""
     params = {key: value.detach() for key, value in task.model.named_parameters() if value.requires_grad}
-    x, y = torch.rand(2, *task.space.shape), torch.zeros(2, dtype=torch.int64)
+    y = torch.zeros(2, dtype=torch.int64)
     try:
+        x = torch.rand(2, *task.space.shape)
         out = task.model(x)
         if out.shape != (2, task.num_classes):
             raise ValueError(f"its answer has the shape {tuple(out.shape)}, not (2, {task.num_classes})")

@@ -15,6 +15,7 @@ from adversary.search.checkpoint import kept_in
 from fl_app import models
 from fl_app.attacking import foreign
 from fl_app.core import halfprecision
+from fl_app.core.errors import told
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Key, Knowledge, Observation, Task, compatibility
 from fl_app.core.space import Images
@@ -132,11 +133,8 @@ def _run_group(job: Job, attack: Attack, task: Task, members: Sequence[Member]) 
     began = time.monotonic()
     try:
         answer = _prepared(job, attack, task, members[0][1])([seen for _, seen in members], task, job.seed)
-    except (ValueError, RuntimeError, OSError) as error:  # RuntimeError: out of memory, operators without a derivative
-        return [
-            Outcome(key, "failed", f"{type(error).__name__}: {error}", final=isinstance(error, AttackError))
-            for key, _ in members
-        ]
+    except Exception as error:  # out of memory, operators without a derivative, and code from outside may raise anything
+        return [Outcome(key, "failed", told(error), final=isinstance(error, AttackError)) for key, _ in members]
     seconds = (time.monotonic() - began) / len(members)
     outcomes = []
     for place, (key, seen) in enumerate(members):

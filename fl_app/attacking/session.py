@@ -108,9 +108,9 @@ class CaptureSession(ABC):
         return open_
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self, *, wait: bool = False) -> Iterator[None]:
         """Hold the folder of the results: two processes that attack the same would undo each other's records."""
-        with alone(self.folder / LOCK, f"{self.folder} is being written by another attack: wait for it"):
+        with alone(self.folder / LOCK, "" if wait else f"{self.folder} is being written by another attack: wait for it"):
             yield
 
     def work(self, keys: list[Key], at_once: int, on_done: Callable[[list[Outcome]], None] = lambda _: None) -> None:

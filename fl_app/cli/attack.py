@@ -14,10 +14,12 @@ import adversary
 from fl_app.analysis.attackers import WORST_OF_ALL, Attacker, worst_informed
 from fl_app.analysis.results import read_attack
 from fl_app.attacking.attackers import AT_ONCE, informed_of, sessions_of, who_of
+from fl_app.attacking.audit import of_another_app
 from fl_app.attacking.jobs import Outcome, parts_of
 from fl_app.attacking.session import Session
 from fl_app.attacking.worker import make_worker
-from fl_app.cli.attack_bar import AttackBar, bar_of, stopped, terminable
+from fl_app.cli.attack_bar import AttackBar, bar_of, stopped
+from fl_app.core.ending import terminable
 from fl_app.core.observation import Key
 from fl_app.core.selection import select
 from fl_app.experiment.assets import assets_of
@@ -65,6 +67,8 @@ def attack_run(
     device: str | None = None,
 ) -> bool:
     """Attack, score and show; False if some attack failed on every target. Names are checked before the first one starts."""
+    if of_another_app(path):
+        raise RunError(f"{path} holds captures of another app: add --model MODULE:FUNCTION --input-shape SHAPE")
     run, granted, measured = RunDir.open(path), parse_grants(grants), with_plugged(metrics)
     for text in attacks:
         adversary.build(text)
@@ -88,7 +92,7 @@ def attack_run(
                 knowledge_of(assets, granted, key, None)  # refuse a false grant before any work
             contenders: list[Contender] = []
             for session in sessions_of(first, keys, informed=informed):
-                with session.alone(), terminable():
+                with terminable(), session.alone():
                     _attack(console, session, keys)
                     with bar_of(console, "scoring") as bar:
                         task = bar.add_task("", total=len(keys))

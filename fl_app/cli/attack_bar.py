@@ -1,11 +1,7 @@
 """How far an attack is: a bar that moves within a job, and where nobody sees a bar a line now and then."""
 
-import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 from typing import Self
 
 import typer
@@ -13,36 +9,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from adversary.search.progress import report
+from fl_app.core.ending import exit_code
 from fl_app.sweeps.live import say, spoken
 
 LINE_SECONDS = 30.0
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, which ends an attack as Ctrl-C does."""
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Let SIGTERM end what is inside as Ctrl-C would."""
-
-    def end(_signal: int, _frame: FrameType | None) -> None:
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def stopped(console: Console, end: KeyboardInterrupt) -> typer.Exit:
     """Say what remains of an attack that was ended, and how its command ends."""
     console.print("Stopped. At most a minute of search is lost: the same command goes on.")
-    return typer.Exit(143 if isinstance(end, Terminated) else 130)
+    return typer.Exit(exit_code(end))
 
 
 def bar_of(console: Console, word: str) -> Progress:

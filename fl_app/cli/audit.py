@@ -6,19 +6,23 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
 from adversary import AttackError
 from fl_app.attacking import audit as auditing
 from fl_app.attacking.attackers import AT_ONCE
-from fl_app.attacking.audit import Answer, AuditSession, Normalization
+from fl_app.attacking.audit import Answer, AuditSession
 from fl_app.attacking.jobs import TaskSpec, parts_of
 from fl_app.attacking.worker import make_worker
-from fl_app.cli.attack_bar import AttackBar, stopped, terminable
+from fl_app.cli.attack_bar import AttackBar, stopped
+from fl_app.core.ending import terminable
 from fl_app.core.observation import Key
+from fl_app.experiment.assets import device_of
 from fl_app.store.files import write_atomic
 from fl_app.store.reconstructions import guess_path, load_guess
+from fl_app.sweeps.live import say
 
 ROWS, COLUMNS, TILE, GAP, LABEL = 24, 16, 64, 8, 120
 
@@ -26,36 +30,37 @@ ROWS, COLUMNS, TILE, GAP, LABEL = 24, 16, 64, 8, 120
 def audit(
     console: Console,
     captures: Path,
-    model: str,
-    input_shape: tuple[int, ...],
-    classes: int,
+    task: TaskSpec,
     attacks: list[str],
     *,
     out: Path | None = None,
     rounds: str = "all",
     clients: str = "all",
     limit: int = 0,
-    normalize: Normalization | None = None,
     defense: str | None = None,
     grants: list[str] | None = None,
     worker_name: str = "inline",
     seed: int = 0,
+    threads: int | None = None,
+    device: str = "cpu",
 ) -> Path:
-    """Attack the captures in a folder with the model "module:function" of the current directory; returns where results are.
+    """Attack the captures in a folder with what the app's owner says of its model; returns where results are.
 
-    `normalize` = (mean, std) is what the app does to its inputs; `defense` grants the attacker the spec of the clients'
-    defense. Every name is checked before the first attack starts, and what is done already is not done again.
+    `defense` grants the attacker the spec of the clients' defense. Every name is checked before the first attack starts, and
+    what is done already is not done again.
     """
     auditing.refuse_grants(grants)
     found = auditing.captures_in(captures)
     keys = auditing.chosen(found, rounds, clients, limit)
-    task = TaskSpec(model, input_shape, classes, normalize, Path.cwd())
     auditing.check(found, keys, task, attacks, defense)
     out = out or found.folder.parent / "attacks"
     worker = make_worker(worker_name)
     try:
-        with terminable():
-            for session in auditing.sessions_of(found, out, task, attacks, worker, defense=defense, seed=seed):
+        place = device_of(device)
+        for session in auditing.sessions_of(
+            found, out, task, attacks, worker, defense=defense, seed=seed, threads=threads, device=place
+        ):
+            with terminable(), session.alone():
                 _attack(console, session, keys)
                 _show(console, session, keys)
     except KeyboardInterrupt as end:
@@ -82,21 +87,21 @@ def _show(console: Console, session: AuditSession, keys: list[Key]) -> None:
     done = [answer for answer in found if not answer.reason]
     for answer in found:
         if answer.reason:
-            console.print(f"{answer.name} failed: {answer.reason}", highlight=False, soft_wrap=True)
+            say(console, f"{answer.name} failed: {answer.reason}")
         else:
             seen, told = answer.notes.get("visibility", "?"), answer.notes.get("ledger", "?")
             table.add_row(answer.name, str(len(answer.classes)), f"{answer.loss:.3g}", seen, told)
     lines = session.folder / "reconstructions.jsonl"
     write_atomic(lines, "".join(json.dumps(answer.to_dict()) + "\n" for answer in found))
-    console.print(f"[bold]{session.attack}[/bold]", highlight=False, soft_wrap=True)
+    console.print(f"[bold]{escape(session.attack)}[/bold]", highlight=False, soft_wrap=True)
     if not done:
         raise AttackError(f"none of the {len(keys)} targets could be attacked; the reasons are in {lines}")
     console.print(table)
     console.print("No reconstruction is scored here: a low loss only says that it explains the update.")
     if hint := auditing.doubt(session, [answer.key for answer in done]):
-        console.print(hint, highlight=False, soft_wrap=True)
+        say(console, hint)
     _save_sheet(console, session, done)
-    console.print(f"Results: [bold]{os.path.relpath(session.folder)}[/bold]", soft_wrap=True)
+    console.print(f"Results: [bold]{escape(os.path.relpath(session.folder))}[/bold]", soft_wrap=True)
 
 
 def _save_sheet(console: Console, session: AuditSession, done: list[Answer]) -> None:

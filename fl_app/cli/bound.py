@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 # Heavy modules are imported inside the command, so that --help answers at once.
 
@@ -35,7 +36,8 @@ def bound(
 ) -> None:
     """Bound what any attack can rebuild: equations against unknowns, Fisher information, differential privacy."""
     from fl_app.analysis.bounds.run import Bounding, Effort
-    from fl_app.cli.attack_bar import bar_of, terminable
+    from fl_app.cli.attack_bar import bar_of
+    from fl_app.core.ending import terminable
     from fl_app.core.machine import free_threads
     from fl_app.experiment.assets import use_threads
     from fl_app.store.runs import RunDir
@@ -48,4 +50,4 @@ def bound(
         found = work.run(lambda number: bar.advance(task, number))
     for sentence in found.sentences():
         console.print(sentence, soft_wrap=True, highlight=False, markup=False)
-    console.print(f"kept: [bold]{os.path.relpath(found.save(run_dir))}[/bold]", soft_wrap=True, highlight=False)
+    console.print(f"kept: [bold]{escape(os.path.relpath(found.save(run_dir)))}[/bold]", soft_wrap=True, highlight=False)

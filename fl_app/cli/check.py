@@ -41,6 +41,9 @@ def _found(text: str) -> tuple[Any, Mapping[str, Callable[[Any], None]]]:
 
     name = spec.parse(text)[0].name
     known = name in client_defenses.DEFENSES or name in plugins.registered("defense")
+    ours = {*client_defenses.DEFENSES, *adversary.ATTACKS, *plugins.registered("defense"), *plugins.registered("attack")}
+    if ":" not in name and name not in ours:
+        raise spec.SpecError(f"unknown defense or attack '{name}'; {spec.suggest(name, ours)}")
     plugged = None if known or ":" not in name else plugins.find("defense or attack", name)
     is_attack = isinstance(plugged, type) and issubclass(plugged, adversary.Attack)
     if is_attack or (not known and (name in adversary.ATTACKS or name in plugins.registered("attack"))):

@@ -15,7 +15,11 @@ import typer
 from fl_app.cli.options import Config, Resume, Settings
 from fl_app.core.flower import need_grpc
 
-app = typer.Typer(no_args_is_help=True, help="Real clients over gRPC: a Flower SuperLink and SuperNodes with TLS and keys.")
+app = typer.Typer(
+    no_args_is_help=True,
+    suggest_commands=False,
+    help="Real clients over gRPC: a Flower SuperLink and SuperNodes with TLS and keys.",
+)
 log = logging.getLogger("thorns")
 Logs = Annotated[Path | None, typer.Option(metavar="DIR", help="Keep what the processes write.")]
 
@@ -38,8 +42,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
 def _address(text: str) -> str:
     """HOST:PORT with a port that there is; said here, as Flower would answer with a traceback."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise typer.BadParameter(f"{text!r} is not HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:9092")
+    bare = ":" in host and not (host.startswith("[") and host.endswith("]"))  # whose last part might be the port
+    if not host or bare or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise typer.BadParameter(f"{text!r} is not HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:9092 or [::1]:9092")
     return text
 
 
@@ -135,8 +140,7 @@ def client(
 ) -> None:
     """Be one client until Ctrl-C or SIGTERM; runs what is installed here, never code that the server sends."""
     need_grpc()
-    from flwr.common.config import parse_config_args
-
+    from fl_app.client.node_config import read_node_config
     from fl_app.engines.grpc.connection import NodeSettings
     from fl_app.engines.grpc.node import run_node
 
@@ -145,7 +149,7 @@ def client(
     logging.getLogger("flwr").propagate = False  # it has a handler of its own
     if not sys.stderr.isatty():  # a log file gets one line for each message, however long
         log.handlers, log.propagate = [logging.StreamHandler()], False
-    run_node(NodeSettings(superlink, parse_config_args([node_config]), root_certificates, key, insecure, app, state))
+    run_node(NodeSettings(superlink, read_node_config(node_config), root_certificates, key, insecure, app, state))
 
 
 @app.command("keys")
@@ -153,16 +157,23 @@ def make_keys(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
     clients: Annotated[int, typer.Option(min=1, help="Number of client keys.")] = 2,
     host: Annotated[list[str] | None, typer.Option(help="A name or address of the server; may be repeated.")] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long the certificates hold.")] = 30,
+    days: Annotated[int, typer.Option(min=1, max=36500, help="How long the certificates hold.")] = 30,
 ) -> None:
-    """Make TLS certificates and client keys: ca.crt goes to everybody, client-N to its client alone."""
-    from fl_app.engines.grpc.certificates import LOOPBACK, make_certificates, make_node_key
+    """Make TLS certificates and client keys: ca.crt goes to everybody, client-N and client-N.toml to their client alone."""
+    from fl_app.client.node_config import TEMPLATE
+    from fl_app.engines.grpc.certificates import LOOPBACK, make_certificates, make_node_key, write_private
+    from fl_app.store.files import make_folder
 
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    new = not folder.exists()
+    make_folder(folder)
+    if new:
+        folder.chmod(0o700)
     make_certificates(folder, (*(host or []), *LOOPBACK), days)
     for number in range(clients):
         make_node_key(folder, number)
-    typer.echo(f"{folder}: ca.crt, server.crt, server.key, client-0 ... client-{clients - 1} and their *.pub")
+        write_private(folder / f"client-{number}.toml", TEMPLATE.format(client=number, clients=clients).encode())
+    typer.echo(f"{folder}: ca.crt, server.crt, server.key, and for each of {clients} clients its key client-N, client-N.pub")
+    typer.echo("for the server, and client-N.toml with what it may decide itself (--node-config client-N.toml)")
 
 
 def _prepare() -> None:

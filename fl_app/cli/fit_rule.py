@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fl_app.cli.options import Classes, InputShape, Mean, Std
+from fl_app.cli.options import Classes, DeviceOption, InputShape, Mean, Std
 
 # Heavy modules are imported inside the command, so that --help answers at once.
 
@@ -25,21 +25,22 @@ def fit_rule(
     save: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the captures there with the fitted rule, for thorns attack.")
     ] = None,
+    device: DeviceOption = None,
 ) -> None:
     """Find the rule (kind, optimizer, steps, learning rate, momentum, weight decay) that explains an app's updates."""
     from fl_app.analysis.app_truth import UNEXPLAINED, check_numbers, read_pairs
     from fl_app.analysis.fit_rule import fit, save_with
-    from fl_app.attacking.audit import captures_in, normalization, shape_of
-    from fl_app.attacking.jobs import TaskSpec
+    from fl_app.attacking.audit import captures_in, task_of
+    from fl_app.experiment.assets import device_of
 
-    task = TaskSpec(model, shape_of(input_shape), classes, normalization(mean, std), Path.cwd())
+    task, place = task_of(model, input_shape, classes, mean, std), device_of(device.value if device else "cpu")
     seen = captures_in(captures)
     if save is not None and save.exists():
         raise ValueError(f"{save} is there already: name a new folder with --save")
     pairs, built = read_pairs(truth, seen, task), task.build().model
     check_numbers(truth, pairs)
     with console.status("trying rules"):
-        found = fit(built, pairs)
+        found = fit(built, pairs, place)
     table = Table("relative error", "rule", box=None, header_style="bold")
     for one in found[:4]:
         table.add_row(f"{one.error:.2g}", one.rule.code())
@@ -56,6 +57,6 @@ def fit_rule(
     console.print(f"Give this to Curious: {best.rule.code()}", highlight=False, soft_wrap=True)
     if save is not None:
         odd = save_with(seen, save, best.rule)
-        console.print(f"The captures with this rule: {save}", highlight=False, soft_wrap=True)
+        console.print(f"The captures with this rule: {save}", markup=False, highlight=False, soft_wrap=True)
         for name in odd:
             console.print(f"{name}: its steps do not follow from its examples, so its rule is as it was", soft_wrap=True)

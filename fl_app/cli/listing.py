@@ -15,7 +15,7 @@ from fl_app.cli.permissions import typed
 
 # Heavy modules are imported inside the commands, so that --help answers at once.
 
-data_app = typer.Typer(no_args_is_help=True, help="Fetch data sets and see where they are.")
+data_app = typer.Typer(no_args_is_help=True, suggest_commands=False, help="Fetch data sets and see where they are.")
 console = Console()
 errors = Console(stderr=True)
 
@@ -58,7 +58,9 @@ REGISTRIES = {
 
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
-    name: Annotated[str | None, typer.Argument(help="One of them: what its settings mean, may be and are.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(callback=typed, help="One of them: what its settings mean, may be and are.")
+    ] = None,
 ) -> None:
     """List what a setting can be, one line each; with a name, the meaning, choices and default of its settings."""
     if name is not None:
@@ -166,10 +168,10 @@ def data_get(
     """Fetch data sets from the first source that has them, and check them."""
     from fl_app import data
 
-    for recipe in [data.recipe_of(name) for name in names]:
+    for name, recipe in [(name, data.recipe_of(name)) for name in names]:
         with console.status(f"{recipe.key} ..."):
-            path = data.fetch(recipe)
-        console.print(f"{recipe.key}: {path}", soft_wrap=True)
+            data.load(name)  # one that is here may be damaged
+        console.print(f"{recipe.key}: {data.cached_file(recipe)}", markup=False, soft_wrap=True)
 
 
 @data_app.command("path")

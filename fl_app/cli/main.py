@@ -17,13 +17,27 @@ from fl_app.cli.doctor import doctor
 from fl_app.cli.fit_rule import fit_rule
 from fl_app.cli.listing import data_app, list_
 from fl_app.cli.new import new_app
-from fl_app.cli.options import Attacks, Classes, Device, InputShape, Mean, Metrics, Model, Place, Protection, Std
+from fl_app.cli.options import (
+    ANOTHER_APP,
+    Attacks,
+    Classes,
+    DeviceOption,
+    InputShape,
+    Mean,
+    Metrics,
+    Model,
+    Place,
+    Protection,
+    Std,
+    only_for,
+)
 from fl_app.cli.permissions import typed, with_allow
 from fl_app.cli.report import report
 from fl_app.cli.results import export, gate
 from fl_app.cli.run import run
 from fl_app.cli.sweep import compare, sweep
 from fl_app.core import halfprecision
+from fl_app.core.errors import said
 from fl_app.core.machine import wait_passively
 
 # Heavy modules are imported inside the commands, so that --help answers at once.
@@ -33,6 +47,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    suggest_commands=False,  # here and below: click does that itself, and once is enough
     help="How much of a client's data can a federated server rebuild, and what does a defense cost?",
 )
 console = Console()
@@ -50,7 +65,7 @@ def attack(
     limit: Annotated[int, typer.Option(min=0, help="At most so many targets; 0: all.")] = 0,
     worker: Annotated[Place, typer.Option(help="Where attacks run.")] = Place.inline,
     threads: Annotated[int, typer.Option(min=0, max=256, help="CPU threads; 0: OMP_NUM_THREADS, else all cores.")] = 0,
-    device: Annotated[Device | None, typer.Option(help="Where attacks compute; default: where the run did.")] = None,
+    device: DeviceOption = None,
     perceptual: Annotated[bool, typer.Option("--lpips/--no-lpips", help="Also score LPIPS.")] = True,
     judge: Annotated[
         Path | None, typer.Option(metavar="DIR", help="An undefended run whose model judges the reconstructions.")
@@ -75,27 +90,28 @@ def attack(
 
     chosen = attacks or ["standard"]
     if model is not None:
-        if device not in (None, Device.cpu) or threads:
-            raise ValueError("--device and --threads are for runs: captures of another app are attacked on the CPU")
-        from fl_app.attacking.audit import normalization, shape_of
+        only_for(
+            "runs, whose truth is known: leave it out", {"--judge": judge, "--noise-ratio": noise_ratio, "--metric": metric}
+        )
+        from fl_app.attacking.audit import task_of
         from fl_app.cli.audit import audit
 
         audit(
             console,
             run_dir,
-            model,
-            shape_of(input_shape),
-            classes,
+            task_of(model, input_shape, classes, mean, std),
             chosen,
             rounds=rounds,
             clients=clients,
             limit=limit,
-            normalize=normalization(mean, std),
             defense=defense,
             grants=grant,
             worker_name=worker.value,
+            threads=threads or None,
+            device=device.value if device else "cpu",
         )
         return
+    only_for(ANOTHER_APP, {"--input-shape": input_shape, "--mean": mean, "--std": std, "--defense": defense})
     answered = attack_run(
         console,
         run_dir,
@@ -164,8 +180,8 @@ app.command()(doctor)
 
 def _said(error: BaseException) -> str:
     """What an error says, for people: of the operating system's, the file and the reason without the number."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename}: {error.strerror.lower()}"
+    if isinstance(error, OSError):
+        return said(error) if error.filename is None else f"{error.filename}: {said(error)}"
     return str(error) or type(error).__name__
 
 

@@ -1,5 +1,6 @@
 """Options that several commands have in common."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +8,15 @@ from typing import Annotated
 import typer
 
 from fl_app.cli.permissions import assigned, typed
+
+ANOTHER_APP = "captures of another app: add --model MODULE:FUNCTION"
+
+
+def only_for(what: str, options: Mapping[str, object]) -> None:
+    """Refuse options that would be ignored: those in use that are for something else than what is asked for."""
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"{name} is for {what}")
 
 
 class Place(StrEnum):
@@ -42,6 +52,9 @@ InputShape = Annotated[str, typer.Option(metavar="1,8,8", help="With --model: th
 Classes = Annotated[int, typer.Option(min=2, help="With --model: the number of classes.")]
 Mean = Annotated[str, typer.Option(help="With --model: what the app subtracts from its inputs, by channel.")]
 Std = Annotated[str, typer.Option(help="With --model: what it then divides them by.")]
+DeviceOption = Annotated[
+    Device | None, typer.Option("--device", help="Where attacks compute; default: where the run did, else the CPU.")
+]
 Protection = Annotated[
     str | None, typer.Option(metavar="SPEC", callback=typed, help="With --model: the clients' defense, for informed attackers.")
 ]

@@ -1,4 +1,4 @@
-"""The live progress bar of `thorns run`, and what Ctrl-C does while it is shown."""
+"""The live progress bar of `thorns run`, and what Ctrl-C and SIGTERM do while it is shown."""
 
 import os
 import signal
@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.config import Experiment
 from fl_app.store.runs import RunDir
+from fl_app.sweeps.live import say
 
 
 class ProgressBar(Watcher):
@@ -20,7 +21,8 @@ class ProgressBar(Watcher):
     def __init__(self, console: Console, engine: str) -> None:
         self.console, self.engine = console, engine
         self.round = 0
-        self.interrupted = False
+        self.interrupted = 0
+        """The signal that asked for the end; 0 if none did."""
         self._accuracy = ""
         self._began: float | None = None
         self._before = 0
@@ -38,23 +40,27 @@ class ProgressBar(Watcher):
         )
 
     def __enter__(self) -> Self:
-        self._previous = signal.signal(signal.SIGINT, self._on_interrupt)
+        numbers = [signal.SIGINT]
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a deployment has its own way to end
+            numbers.append(signal.SIGTERM)
+        self._previous = {number: signal.signal(number, self._on_interrupt) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._previous)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
         self._progress.stop()
 
-    def _on_interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+    def _on_interrupt(self, number: int, _frame: FrameType | None) -> None:
         if self.interrupted:
-            os._exit(130)  # Ray and torch do not end on an exception here; the last checkpoint is on disk
-        self.interrupted = True
+            os._exit(128 + number)  # Ray and torch do not end on an exception here; the last checkpoint is on disk
+        self.interrupted = number
         self.console.print("Stopping after this round; press Ctrl-C again to stop at once.")
 
     def started(self, run: RunDir, experiment: Experiment, done: int) -> None:
         """Show what runs, and the bar."""
         words = f"{experiment.dataset}, {experiment.model}, {experiment.clients} clients, defense {experiment.defense}"
-        self.console.print(f"{words}; engine {self.engine}" + (f"; after {done} rounds" if done else ""), highlight=False)
+        say(self.console, f"{words}; engine {self.engine}" + (f"; after {done} rounds" if done else ""))
         self._before = self.round = done
         self._task = self._progress.add_task("", total=experiment.rounds, completed=done, accuracy="", speed="")
         self._progress.start()
@@ -72,5 +78,5 @@ class ProgressBar(Watcher):
         self._progress.update(self._task, completed=self.round, accuracy=self._accuracy, speed=speed)
 
     def stop_requested(self) -> bool:
-        """Whether Ctrl-C was pressed."""
-        return self.interrupted
+        """Whether Ctrl-C was pressed, or the system asked for the end."""
+        return bool(self.interrupted)

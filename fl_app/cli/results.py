@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fl_app.cli.options import Classes, InputShape, Mean, Metrics, Model, Protection, Std
+from fl_app.cli.options import (
+    ANOTHER_APP,
+    Classes,
+    DeviceOption,
+    InputShape,
+    Mean,
+    Metrics,
+    Model,
+    Protection,
+    Std,
+    only_for,
+)
 from fl_app.cli.permissions import typed
 
 if TYPE_CHECKING:
@@ -42,6 +53,8 @@ def export(
 
     if to.startswith(TENSORBOARD):
         folder = Path(to.removeprefix(TENSORBOARD))
+        if to == TENSORBOARD:
+            raise ValueError("--to tensorboard: needs a folder, as in tensorboard:FOLDER")
         places = tensorboard.export(tables.read_checked(path), folder)
         typer.echo(f"{len(places)} cells; look at them with: tensorboard --logdir {folder}")
         return
@@ -80,6 +93,7 @@ def gate(
     mean: Mean = "",
     std: Std = "",
     defense: Protection = None,
+    device: DeviceOption = None,
 ) -> None:
     """Fail if an attack rebuilds the data: exit 0 passed, 1 leak, 2 could not judge."""
     try:
@@ -87,18 +101,23 @@ def gate(
 
         asked = _thresholds({"psnr": psnr, "ssim": ssim, "lpips": lpips}, limit or [])
         if model is None:
-            verdict = _judge_study(path, asked, attacks or [], cells or [], metric or [], worst=worst)
+            own = {"--truth": truth, "--input-shape": input_shape, "--mean": mean, "--std": std, "--defense": defense}
+            only_for(ANOTHER_APP, own)
+            where = device.value if device else None
+            verdict = _judge_study(path, asked, attacks or [], cells or [], metric or [], worst=worst, device=where)
         else:
             from fl_app.analysis.gate_app import judge_app
             from fl_app.analysis.limits import limits_of
-            from fl_app.attacking.audit import normalization, shape_of
-            from fl_app.attacking.jobs import TaskSpec
+            from fl_app.attacking.audit import task_of
+            from fl_app.experiment.assets import device_of
             from fl_app.scoring.metrics import with_plugged
 
             metrics = with_plugged(metric or [])
             limits = limits_of(metrics, asked)
-            task = TaskSpec(model, shape_of(input_shape), classes, normalization(mean, std), Path.cwd())
-            verdict = judge_app(errors, path, task, defense, limits, attacks or [], truth, worst=worst, metrics=metrics)
+            task, place = task_of(model, input_shape, classes, mean, std), device_of(device.value if device else "cpu")
+            verdict = judge_app(
+                errors, path, task, defense, limits, attacks or [], truth, worst=worst, metrics=metrics, device=place
+            )
     except (ValueError, RuntimeError, OSError):
         raise
     except Exception as error:  # an exit code of 1 says "leak": nothing unforeseen may end with it
@@ -128,17 +147,23 @@ def _thresholds(named: dict[str, str | None], limits: list[str]) -> dict[str, fl
 
 
 def _judge_study(
-    path: Path, asked: dict[str, float | None], attacks: list[str], cells: list[str], metrics: list[str], *, worst: bool
+    path: Path,
+    asked: dict[str, float | None],
+    attacks: list[str],
+    cells: list[str],
+    metrics: list[str],
+    *,
+    worst: bool,
+    device: str | None,
 ) -> "Ruling":
     """Judge a run or sweep; attacks that were named and are not scored yet are run first."""
     from fl_app.analysis.gate import chosen, judge, perceptual
     from fl_app.analysis.limits import limits_of
+    from fl_app.attacking.audit import of_another_app
     from fl_app.report.export import read_checked
     from fl_app.scoring.metrics import with_plugged
-    from fl_app.store.captures import Captures
 
-    folder = path / "captures" if (path / "captures").is_dir() else path
-    if not any((path / name).exists() for name in ("experiment.toml", "plan.json")) and Captures(folder).paths():
+    if of_another_app(path):
         raise ValueError(
             f"{path} holds captures of another app: add --model MODULE:FUNCTION --input-shape SHAPE --attack SPEC, and --truth "
             "FILE.safetensors with what its clients used, as a reconstruction can only be judged against that (docs/gate.md)"
@@ -151,6 +176,6 @@ def _judge_study(
         from fl_app.cli.attack import attack_run
 
         for place, text in waiting:
-            attack_run(errors, place, [text], grants=[], perceptual=perceptual(limits), metrics=metrics)
+            attack_run(errors, place, [text], grants=[], perceptual=perceptual(limits), metrics=metrics, device=device)
         study = read_checked(path)
     return judge(study, limits, attacks=attacks, cells=cells, worst=worst)

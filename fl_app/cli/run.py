@@ -41,6 +41,7 @@ def asked_for(setting: list[str] | None, config: Path | None, resume: Path | Non
     """The experiment that a command line describes, with its run directory."""
     import adversary
     from fl_app.experiment.config import MAY_CHANGE, ConfigError, Experiment, from_run_config, parse_assignment, read_toml
+    from fl_app.experiment.grants import parse_grants
     from fl_app.experiment.runs import experiment_of, new_path
     from fl_app.store.runs import RunDir
 
@@ -63,6 +64,7 @@ def asked_for(setting: list[str] | None, config: Path | None, resume: Path | Non
     experiment = from_run_config({**base, **changes})
     if experiment.attack != "none":
         adversary.build(experiment.attack)  # refused now, not after the training
+        parse_grants([experiment.grant])
     path = Path(experiment.run_dir) if experiment.run_dir else new_path(experiment, Path("runs"))
     return experiment.changed(run_dir=str(path.resolve()))
 
@@ -79,7 +81,7 @@ def run_and_report(experiment: "Experiment", engine: str, start: "Start") -> Non
     if watcher.interrupted:
         command = escape(shlex.join(plugins.again(["thorns", "run", "--resume", shown])))
         console.print(f"Stopped after round {watcher.round}. Go on with: [bold]{command}[/bold]", soft_wrap=True)
-        raise typer.Exit(130)
+        raise typer.Exit(128 + watcher.interrupted)
     if scored:
         last = scored[-1]
         console.print(
@@ -93,7 +95,7 @@ def run_and_report(experiment: "Experiment", engine: str, start: "Start") -> Non
                 highlight=False,
                 soft_wrap=True,
             )
-    console.print(f"Results: [bold]{shown}[/bold]", soft_wrap=True)
+    console.print(f"Results: [bold]{escape(shown)}[/bold]", soft_wrap=True)
     if experiment.attack != "none":
         from fl_app.cli.attack import attack_run
 

@@ -84,7 +84,8 @@ def own_config(node_config: Mapping[str, Any]) -> OwnConfig | None:
 def _from_items(items: tuple[tuple[str, Any], ...]) -> OwnConfig | None:
     settings = {key.replace("-", "_"): value for key, value in items}
     # An unknown name is an error: a misspelt defense must not be none.
-    return OwnConfig(**spec.check("the node config", OwnConfig, settings)) if settings else None
+    kebab = lambda name: name.replace("_", "-")  # noqa: E731  as the file has them
+    return OwnConfig(**spec.check("the node config", OwnConfig, settings, kebab)) if settings else None
 
 
 STRONGER: dict[type[Defense], str] = {DPGaussian: "scale", DPLaplace: "scale", DPSGD: "noise", Mask: "ratio"}

@@ -53,7 +53,9 @@ class LocalRule:
         if self.batch_size < 1 or self.steps < 1 or self.examples < 0:
             raise ValueError("batch_size and steps must be at least 1, examples at least 0")
         if self.kind == "gradient" and (self.steps, self.examples) != (1, 0):
-            raise ValueError("a gradient update has exactly one step on one batch; use kind 'delta' for local steps")
+            raise ValueError(
+                "a gradient update has exactly one step on one batch: local steps need update='delta' (a rule's kind)"
+            )
         if self.optimizer not in ("sgd", "adam"):
             raise ValueError(f"the local optimizer must be 'sgd' or 'adam', not {self.optimizer!r}")
         if self.kind == "gradient" and self.optimizer != "sgd":

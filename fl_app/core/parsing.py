@@ -29,6 +29,11 @@ class SpecError(ValueError):
     """A spec that cannot be built; the message says what would be valid."""
 
 
+def with_article(word: str) -> str:
+    """`"an attack"`, `"a model"`."""
+    return f"{'an' if word[:1].lower() in 'aeio' else 'a'} {word}"
+
+
 class Part(NamedTuple):
     """One `name(value, key=value, ...)` of a spec; a name is a registered one, or `package.module:Name`."""
 

@@ -15,7 +15,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from fl_app.core.parsing import NAME, SpecError
+from fl_app.core.parsing import NAME, SpecError, with_article
 
 ALLOW = "THORNS_ALLOW"
 """The names that are allowed, by commas; an environment variable, so that worker processes of this side know them too."""
@@ -105,7 +105,7 @@ def find(kind: str, name: str) -> Callable[..., Any] | None:
         else:
             found = _imported(name)
         if not callable(found):
-            raise SpecError(f"{name} is a {type(found).__name__}, not a {kind}")
+            raise SpecError(f"{name} is {with_article(type(found).__name__)}, not {with_article(kind)}")
     know(found)
     return found  # type: ignore[no-any-return]
 
@@ -125,7 +125,8 @@ def explained(kind: str, name: str) -> Iterator[None]:
 def check_made(kind: str, name: str, made: object, base: type | None) -> None:
     """Refuse what a foreign name made if it is not of the kind that was asked for."""
     if base is not None and not isinstance(made, base):
-        raise SpecError(f"{name} makes a {type(made).__name__}, not a {kind} ({base.__module__}.{base.__qualname__})")
+        found, wanted = with_article(type(made).__name__), with_article(kind)
+        raise SpecError(f"{name} makes {found}, not {wanted} ({base.__module__}.{base.__qualname__})")
     know(type(made))
 
 

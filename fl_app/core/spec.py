@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hint
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from fl_app.core import plugins
-from fl_app.core.parsing import Part, SpecError, parse, write
+from fl_app.core.parsing import Part, SpecError, parse, with_article, write
 
 T = TypeVar("T")
 Registry = Mapping[str, Callable[..., T]]
@@ -103,16 +103,18 @@ def _validator(factory: Callable[..., Any], setting: str) -> TypeAdapter[Any] | 
         return None
 
 
-def check(name: str, factory: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with their declared types, or an error that names the one at fault and what it may be."""
+def check(
+    name: str, factory: Callable[..., Any], settings: Mapping[str, Any], spelled: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """The settings with their declared types, or an error that names the one at fault, as it is `spelled`, and its choices."""
     known = settings_of(factory)
     checked = {}
     for key, value in settings.items():
         if key not in known:
-            raise SpecError(f"{name} has no setting '{key}'; {suggest(key, known)}")
+            raise SpecError(f"{name} has no setting '{spelled(key)}'; {suggest(spelled(key), map(spelled, known))}")
         named, base = known[key].named, known[key].base
         if named is None:
-            checked[key] = _value(name, factory, key, value)
+            checked[key] = _value(name, factory, key, value, spelled(key))
         else:
             several = known[key].several
             checked[key] = (_pieces if several else _piece)(name, key, named, base, value)
@@ -122,22 +124,22 @@ def check(name: str, factory: Callable[..., Any], settings: Mapping[str, Any]) -
     return checked
 
 
-def _value(name: str, factory: Callable[..., Any], key: str, value: Any) -> Any:
+def _value(name: str, factory: Callable[..., Any], key: str, value: Any, shown: str) -> Any:
     if isinstance(value, Part):
         if value.settings or value.values or ":" in value.name:
             raise SpecError(
-                f"{name}: {key}={write(value)} is not allowed: it takes a number, a text, True, False, None or a list"
+                f"{name}: {shown}={write(value)} is not allowed: it takes a number, a text, True, False, None or a list"
             )
         value = value.name  # a word without its quotes
     if isinstance(value, float) and not math.isfinite(value):
-        raise SpecError(f"{name}: {key}={value!r} is not allowed: it must be a finite number")
+        raise SpecError(f"{name}: {shown}={value!r} is not allowed: it must be a finite number")
     validator = _validator(factory, key)
     try:
         # Lists stand for tuples in a spec; everything else must have its declared type.
         return validator.validate_python(value, strict=not isinstance(value, list)) if validator else value
     except ValidationError as error:
         reason = "; ".join(dict.fromkeys(detail["msg"] for detail in error.errors()))
-        raise SpecError(f"{name}: {key}={value!r} is not allowed: {reason}") from None
+        raise SpecError(f"{name}: {shown}={value!r} is not allowed: {reason}") from None
 
 
 def _pieces(name: str, key: str, named: Named, base: type | None, value: Any) -> tuple[Any, ...]:
@@ -154,7 +156,9 @@ def _piece(name: str, key: str, named: Named, base: type | None, value: Any) -> 
         return build_part(named.kind, value, named.registry(), base=base)
     if isinstance(value, base or Checked):
         return value
-    raise SpecError(f"{name}: {key}={value!r} is not allowed: it names a {named.kind}; {suggest('', named.registry())}")
+    raise SpecError(
+        f"{name}: {key}={value!r} is not allowed: it names {with_article(named.kind)}; {suggest('', named.registry())}"
+    )
 
 
 class Checked:
@@ -216,7 +220,7 @@ def single(kind: str, text: str) -> Part:
     """The one part of a spec that must not be a sum."""
     parts = parse(text)
     if len(parts) != 1:
-        raise SpecError(f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} is one name(...), not a sum: {text!r}")
+        raise SpecError(f"{with_article(kind)} is one name(...), not a sum: {text!r}")
     return parts[0]
 
 

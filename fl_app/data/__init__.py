@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fl_app.core import spec
+from fl_app.core.errors import said, told
 from fl_app.core.places import cache_dir
 from fl_app.data.base import Arrays, DataError, Dataset, Examples, Recipe, statistics
 from fl_app.data.cifar import cifar10, cifar100
@@ -95,11 +96,18 @@ def fetch(recipe: Recipe) -> Path:
     target = cached_file(recipe)
     if target.exists():
         return target
-    cache_dir().mkdir(parents=True, exist_ok=True)
+    try:
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=cache_dir()).close()
+    except OSError as error:
+        advice = "choose another cache with THORNS_DATA"
+        raise DataError(f"the cache {cache_dir()} cannot be written ({said(error)}): {advice}") from error
+    if not recipe.sources:
+        return _keep(recipe, _read_own(recipe), "folder that it names")
     by_hand = cache_dir() / "raw" / recipe.key
     reasons = []
     for source in (None, *recipe.sources):
-        if source is None and not by_hand.is_dir() and recipe.sources:
+        if source is None and not by_hand.is_dir():
             continue
         name = source.name if source else f"files in {by_hand}"
         with tempfile.TemporaryDirectory(dir=cache_dir(), prefix="fetch-") as scratch:
@@ -110,31 +118,52 @@ def fetch(recipe: Recipe) -> Path:
                     source.fetch(raw)
                 arrays = _read_checked(recipe, raw if source else by_hand)
             except (SourceError, DataError, ValueError, OSError, KeyError) as error:
-                reasons.append(f"{name}: {error}")
+                reasons.append(f"{name}: {said(error)}")
                 log.info("%s is not to be had from the %s", recipe.key, reasons[-1])
                 continue
-            part = Path(scratch) / "arrays"
-            mean, std = statistics(arrays["train_x"])
-            save_file(arrays, part, metadata={"source": name, "mean": json.dumps(mean), "std": json.dumps(std)})
-            if recipe.sources:  # what is published; somebody's own folder stays with its owner
-                part.chmod(PUBLIC)
-            part.replace(target)
-        log.info("%s: served by the %s, kept in %s", recipe.key, name, target)
-        return target
+        return _keep(recipe, arrays, name)
     tried = "\n".join(f"  - {reason}" for reason in reasons)
-    advice = f"Put its files into {by_hand} and try again." if recipe.sources else "Check the path."
-    raise DataError(f"the data set '{recipe.key}' cannot be had here. Tried:\n{tried}\n{advice}")
+    raise DataError(
+        f"the data set '{recipe.key}' cannot be had here. Tried:\n{tried}\nPut its files into {by_hand} and try again."
+    )
+
+
+def _read_own(recipe: Recipe) -> Arrays:
+    """The arrays of somebody's own data, which is to be had in one way only: an error is about that, and not the cache."""
+    try:
+        return _read_checked(recipe, cache_dir() / "raw" / recipe.key)
+    except DataError:
+        raise
+    except Exception as error:  # code from outside may raise anything
+        raise DataError(f"the data set '{recipe.key}' cannot be read: {told(error)}") from error
+
+
+def _keep(recipe: Recipe, arrays: Arrays, source: str) -> Path:
+    """Write arrays into the cache in one atomic rename."""
+    target = cached_file(recipe)
+    mean, std = statistics(arrays["train_x"])
+    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix="fetch-") as scratch:
+        part = Path(scratch) / "arrays"
+        save_file(arrays, part, metadata={"source": source, "mean": json.dumps(mean), "std": json.dumps(std)})
+        if recipe.sources:  # what is published; somebody's own folder stays with its owner
+            part.chmod(PUBLIC)
+        part.replace(target)
+    log.info("%s: served by the %s, kept in %s", recipe.key, source, target)
+    return target
 
 
 def _load_checked(path: Path) -> tuple[Arrays, dict[str, str]]:
     try:
         path.open("rb").close()  # safetensors calls a file that may not be read missing
         with safe_open(path, "pt") as stored:
-            return load_file(path), dict(stored.metadata())
+            arrays, notes = load_file(path), dict(stored.metadata() or {})
+        if not {"train_x", "train_y", "test_x", "test_y"} <= arrays.keys() or not {"mean", "std"} <= notes.keys():
+            raise DataError(f"{path} does not hold a data set; delete it, and it will be fetched again")
+        return arrays, notes
     except OSError as error:
         advice = "make it readable, or choose another cache with THORNS_DATA"
-        raise DataError(f"{path} cannot be read ({error.strerror or error}): {advice}") from error
-    except (SafetensorError, TypeError) as error:
+        raise DataError(f"{path} cannot be read ({said(error)}): {advice}") from error
+    except SafetensorError as error:
         raise DataError(f"{path} is damaged ({error}); delete it, and it will be fetched again") from error
 
 

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
+
+from fl_app.core.errors import said
+from fl_app.data.base import DataError
 
 
 def find(folder: Path, *names: str) -> Path:
@@ -29,8 +32,14 @@ def read_bytes(path: Path) -> bytes:
 
 def read_image(path: Path, size: int | None = None, mode: str = "RGB") -> Tensor:
     """An image file -> uint8 (channels, height, width); with a size, scaled and cropped to a centred square."""
-    with Image.open(path) as file:
-        image = file.convert(mode)
+    try:
+        with Image.open(path) as file:
+            image = file.convert(mode)
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        # PIL raises SyntaxError for a damaged PNG
+        why = said(error) if isinstance(error, OSError) and error.strerror else "it is damaged, or no image"
+        raise DataError(f"the image {path} cannot be read ({why}): mend or remove it") from error
+    with image:
         if size is not None:
             scale = size / min(image.size)
             width, height = (max(size, round(side * scale)) for side in image.size)

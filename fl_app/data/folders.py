@@ -34,8 +34,13 @@ def classes_of(folder: Path) -> list[str]:
 
 
 def labelled(folder: Path, classes: list[str]) -> Labelled:
-    """Every image of every class folder with its class."""
-    return [(path, label) for label, name in enumerate(classes) for path in images_in(folder / name)]
+    """Every image of every class folder with its class; at least one."""
+    found = [(path, label) for label, name in enumerate(classes) for path in images_in(folder / name)]
+    if not found:
+        raise DataError(
+            f"{folder} holds no images of the classes {', '.join(classes[:5])}: put some into folders of these names"
+        )
+    return found
 
 
 def hold_out(examples: Labelled, share: float) -> tuple[Labelled, Labelled]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,9 @@ def _compute(labels: Tensor, made: Partition, text: str, clients: int, seed: int
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(derive(seed, "partition order")))
     partitioner.dataset = Table.from_dict({"label": labels[order].tolist(), "position": order.tolist()})
     try:
-        shares = [torch.tensor(partitioner.load_partition(client)["position"][:]) for client in range(clients)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # flwr-datasets warns before each of its attempts; what counts is how it ends
+            shares = [torch.tensor(partitioner.load_partition(client)["position"][:]) for client in range(clients)]
     except ValueError as error:
         raise DataError(f"the partition {text} of {len(labels)} examples among {clients} clients: {error}") from error
     empty = [client for client, share in enumerate(shares) if len(share) == 0]

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from fl_app.core.errors import said
+
 TIMEOUT = 60
 
 
@@ -58,7 +60,8 @@ def download(url: str, path: Path, *, md5: str | None = None, sha256: str | None
         with urllib.request.urlopen(url, timeout=TIMEOUT) as response, path.open("wb") as out:
             shutil.copyfileobj(response, out)
     except OSError as error:
-        raise SourceError(str(getattr(error, "reason", error))) from error
+        reason = getattr(error, "reason", error)  # urllib puts the error of the system there
+        raise SourceError(said(reason) if isinstance(reason, OSError) else str(reason)) from error
     for algorithm, expected in (("md5", md5), ("sha256", sha256)):
         if expected is None:
             continue

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 import client_defenses
 from client_defenses.tools.accounting import epsilon
 from fl_app.core import plugins, spec
+from fl_app.core.errors import said
 from fl_app.core.local import LocalRule
 from fl_app.core.selection import Selection, select
 from fl_app.data import DATASETS
@@ -113,6 +114,8 @@ class Experiment(BaseModel):
         if self.delta:
             epsilon(defense, examples=1, batch_size=1, steps=0, delta=self.delta)  # refuses a defense that promises none
         shares_of(self.split)
+        if "\0" in self.run_dir:
+            raise ValueError("run-dir must not hold a null character")
         if self.min_clients > self.clients:
             raise ValueError(f"min-clients={self.min_clients} is more than clients={self.clients}")
         _ = self.rule
@@ -139,12 +142,12 @@ class Experiment(BaseModel):
     @property
     def captured_rounds(self) -> Selection:
         """The rounds to capture."""
-        return select(self.capture, 1, "rounds")
+        return _selected("capture", self.capture, 1, "rounds")
 
     @property
     def captured_clients(self) -> Selection:
         """The clients to capture."""
-        return select(self.capture_clients, 0, "clients")
+        return _selected("capture-clients", self.capture_clients, 0, "clients")
 
     @property
     def rule(self) -> LocalRule:
@@ -165,6 +168,14 @@ class Experiment(BaseModel):
         for name, field in type(self).model_fields.items():
             lines += [f"# {field.description}", f"{_kebab(name)} = {toml_value(getattr(self, name))}"]
         return "\n".join(lines) + "\n"
+
+
+def _selected(setting: str, text: str, lowest: int, what: str) -> Selection:
+    """What a setting selects; the error names it."""
+    try:
+        return select(text, lowest, what)
+    except ValueError as error:
+        raise ValueError(f"{setting}={error}") from None
 
 
 def toml_value(value: Value) -> str:
@@ -208,14 +219,21 @@ SPECS = ("dataset", "partition", "model", "optimizer", "defense", "attack", "att
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The settings in a file, which may be somebody else's: code that it names must have been allowed here."""
-    try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}") from None
+    given = load_toml(path)
     plugins.check_named(str(path), given, SPECS)
     return given
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """What a TOML file holds; ConfigError if it is none."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {path}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {said(error)}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}") from None
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

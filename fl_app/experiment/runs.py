@@ -12,7 +12,11 @@ from fl_app.store.runs import RunDir
 def experiment_of(run: RunDir) -> Experiment:
     """The settings of a run."""
     try:
-        return from_run_config(read_toml(run.settings_path))
+        given = read_toml(run.settings_path)
+    except ConfigError as error:  # it names the file
+        raise RunError(f"{error}; without its settings nothing can be done with the run") from error
+    try:
+        return from_run_config(given)
     except ConfigError as error:
         raise RunError(f"{run.settings_path} does not fit this version: {error}") from error
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from fl_app.core import spec
+from fl_app.core import plugins, spec
 from fl_app.core.local import Tensors
 from fl_app.models.convnet import convnet
 from fl_app.models.latent import latent_net
@@ -42,9 +42,24 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = spec.build_one("model", text, MODELS, input_shape, num_classes, base=nn.Module)
+        if (name := spec.single("model", text).name) not in MODELS:
+            _check_answer(name, net, input_shape, num_classes)
     if normalize is None:
         return net
     return nn.Sequential(OrderedDict(normalize=Normalize(*normalize), net=net))
+
+
+def _check_answer(name: str, net: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Refuse a model from outside that has nothing to train, or does not answer with a number per class."""
+    if not any(value.requires_grad for value in net.parameters()):
+        raise spec.SpecError(f"the model {name} has no weights to train")
+    training = net.training
+    with plugins.explained("model", name), torch.no_grad():
+        out = net.eval()(torch.zeros(2, *input_shape))
+        net.train(training)
+        if out.shape != (2, num_classes):
+            shape = tuple(out.shape)
+            raise spec.SpecError(f"the model {name} answers two inputs with the shape {shape}, not (2, {num_classes})")
 
 
 def size_of(text: str, input_shape: tuple[int, ...], num_classes: int) -> int:

@@ -21,7 +21,7 @@ from fl_app.report.spreadsheet import csv_text
 from fl_app.scoring.base import Measure
 from fl_app.scoring.floors import FLOORS
 from fl_app.scoring.score import summarize
-from fl_app.store.files import RunError
+from fl_app.store.files import RunError, make_folder, write_atomic
 
 Rows = list[dict[str, Any]]
 NOT_SETTINGS = ("attack", "grant", "informed", "worker", "run_dir")
@@ -44,10 +44,7 @@ def read_checked(path: Path) -> Study:
                 raise RunError(f"{one} is a link to outside of {path}: what is there is not part of it")
             if one.suffix in (".json", ".jsonl", ".toml") and one.is_file():
                 _check_text(one)
-    try:
-        study = read_study(path)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path / 'plan.json'} is not the plan of a sweep: {type(error).__name__}: {error}") from error
+    study = read_study(path)
     _check(path / "plan.json", _CELL, [cell._asdict() for cell in study.cells])
     for run in [run for cell in study.cells for run in (cell.training, cell.attacked) if run is not None]:
         _check(run.path / "metrics.jsonl", _ROUND, run.metrics)
@@ -183,19 +180,14 @@ def _missing(cell: CellResult, about: dict[str, Any]) -> Rows:
 def save(table: Rows, path: Path) -> None:
     """Write a table as .csv, .jsonl or .parquet, so that a reader sees the old or the new file and never a part."""
     content = writer_of(path)(table)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    make_folder(path.parent)
+    write_atomic(path, content)
 
 
 def writer_of(path: Path) -> Callable[[Rows], bytes]:
     """What writes a file of this name; ValueError if nothing does."""
     if path.suffix not in WRITERS:
-        raise ValueError(f"{path} does not end in {', '.join(WRITERS)}")
+        raise ValueError(f"{str(path)!r} does not end in {', '.join(WRITERS)}: name a file that does, or tensorboard:FOLDER")
     return WRITERS[path.suffix]
 
 

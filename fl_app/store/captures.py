@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from fl_app.core.errors import said
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Key, Observation
 from fl_app.store import sealed
@@ -42,7 +43,7 @@ def _naming(path: Path) -> Iterator[None]:
     except CaptureError as error:
         raise CaptureError(error.reason, path) from error
     except OSError as error:
-        raise CaptureError(f"it cannot be written: {error.strerror or error}", path) from error
+        raise CaptureError(f"it cannot be written: {said(error)}", path) from error
 
 
 class Captures:

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from fl_app.core.errors import said
 from fl_app.core.local import Tensors
 
 PUBLIC = 0o644
@@ -44,7 +45,17 @@ def _writing(path: Path) -> Iterator[Path]:
 
 def unwritten(path: Path, error: Exception) -> RunError:
     """The error of a file that could not be written."""
-    return RunError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}")
+    return RunError(f"{path} cannot be written: {said(error)}")
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, unless it is there; RunError if that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise RunError(f"{path} is not a folder: choose another") from None
+    except OSError as error:
+        raise RunError(f"the folder {path} cannot be made ({said(error)}): choose another") from error
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -69,7 +80,7 @@ def load_tensors(path: Path) -> tuple[Tensors, dict[str, str]]:
     except SafetensorError as error:
         raise RunError(f"{path} cannot be read: it is damaged ({error})") from error
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise RunError(f"{path} cannot be read: {said(error)}") from error
 
 
 def checksum(tensors: Tensors, text: str = "") -> str:

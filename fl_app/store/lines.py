@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fl_app.core.errors import said
 from fl_app.store.files import RunError, unwritten
 
 
@@ -18,7 +19,7 @@ def read_lines(path: Path, *, whole: bool = False) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise RunError(f"{path} cannot be read: {said(error)}") from error
     found = []
     for number, text in enumerate(texts, 1):
         if not text.strip():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from fl_app.store.files import RunError
+from fl_app.store.files import RunError, make_folder, unwritten
 
 log = logging.getLogger("thorns")
 LOCK = ".lock"
@@ -20,7 +20,7 @@ LOCK = ".lock"
 @contextmanager
 def alone(path: Path, busy: str = "") -> Iterator[None]:
     """Hold a lock; wait for whoever has it, or raise that it is `busy`. Either way it is said who has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
@@ -29,6 +29,8 @@ def alone(path: Path, busy: str = "") -> Iterator[None]:
             raise RunError(f"{busy} (held by {holder(path)})") from None
         log.info("waiting for %s, held by %s", path, holder(path))
         lock.acquire()
+    except OSError as error:
+        raise unwritten(path, error) from error
     try:
         # Into the file itself: opening it does not touch the lock, which is on the file and not on its content.
         path.write_text(f"process {os.getpid()}: {shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}\n", encoding="utf-8")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl_app.core.local import Tensors
-from fl_app.store.files import RunError, load_tensors, save_tensors, write_atomic
+from fl_app.store.files import RunError, load_tensors, make_folder, save_tensors, write_atomic
 from fl_app.store.lines import LineFile, read_lines
 
 log = logging.getLogger("thorns")
@@ -47,19 +47,25 @@ class RunDir:
     @classmethod
     def create(cls, path: Path, settings: str, environment: dict[str, str]) -> "RunDir":
         """Make a new run; an existing one is never overwritten."""
-        if (path / SETTINGS).exists():
-            raise RunError(f"{path} already holds a run: choose another run-dir, or go on with `thorns run --resume {path}`")
-        path.mkdir(parents=True, exist_ok=True)
+        cls.refuse_present(path)
+        make_folder(path)
         run = cls(path)
         write_atomic(path / "environment.json", json.dumps(environment, indent=1))
         run.keep(settings)
         return run
 
+    @staticmethod
+    def refuse_present(path: Path) -> None:
+        """RunError if there is a run already."""
+        if (path / SETTINGS).exists():
+            raise RunError(f"{path} already holds a run: choose another run-dir, or go on with `thorns run --resume {path}`")
+
     @classmethod
     def open(cls, path: Path) -> "RunDir":
         """An existing run."""
         if not (path / SETTINGS).is_file():
-            raise RunError(f"{path} is not a run directory: it has no experiment.toml")
+            sweep = ", as it is a sweep: name one of the folders in its runs/" if (path / "plan.json").exists() else ""
+            raise RunError(f"{path} is not a run directory: it has no {SETTINGS}{sweep}")
         return cls(path)
 
     def keep(self, settings: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_app.core.errors import said
 from fl_app.core.local import Tensors, finite
 
 DTYPES = {
@@ -136,7 +137,7 @@ def read(path: Path, most: int) -> Sealed:
             notes, entries = _parse(header, size - 8 - length)
             data = source.read(size - 8 - length)
     except OSError as error:
-        raise CaptureError(f"it cannot be read: {error.strerror or error}") from error
+        raise CaptureError(f"it cannot be read: {said(error)}") from error
     checksum = notes["checksum"]
     if _checksum(header, [data]) != checksum:
         raise CaptureError("its checksum is wrong: it was damaged or edited")

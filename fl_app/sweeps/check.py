@@ -1,11 +1,13 @@
 """What can be known of a plan before its first unit: whether data is there, defenses fit their models, grants are true."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import client_defenses
 from client_defenses import Chain, Defense, Memory
 from client_defenses.refiner import Refiner
 from fl_app import data, models
+from fl_app.core.errors import told
 from fl_app.core.local import Step
 from fl_app.experiment.assets import assets_of, device_of
 from fl_app.experiment.config import ConfigError, Experiment
@@ -18,6 +20,7 @@ from fl_app.scoring.perceptual import BACKBONES, fetch_backbone
 from fl_app.sweeps.plan import Plan
 
 FEW = 4
+T = TypeVar("T")
 
 
 def check(plan: Plan, source: str, *, fetch: bool) -> list[str]:
@@ -34,7 +37,8 @@ def check(plan: Plan, source: str, *, fetch: bool) -> list[str]:
             continue
         tried.add(what)
         _named(source, device_of, experiment.device)
-        if not fetch and not data.cached_file(data.recipe_of(experiment.dataset)).exists():
+        recipe = _named(source, data.recipe_of, experiment.dataset)
+        if not fetch and recipe.sources and not data.cached_file(recipe).exists():
             unchecked.append(f"{experiment.dataset} is not here yet, so nothing was tried on it")
             continue
         _named(source, check_limits, experiment)
@@ -42,7 +46,7 @@ def check(plan: Plan, source: str, *, fetch: bool) -> list[str]:
             _try(experiment)
         except Exception as error:  # whatever a model and a defense together raise is what a person has to know
             why = f"defense = {experiment.defense!r} does not work with model = {experiment.model!r} on {experiment.dataset}"
-            raise ConfigError(f"{source}: {why}: {error}") from error
+            raise ConfigError(f"{source}: {why}: {told(error)}") from error
     for unit in plan.units if not unchecked else []:
         _named(source, check_limits, unit.experiment)
     for cell in plan.cells if not unchecked else []:
@@ -51,10 +55,10 @@ def check(plan: Plan, source: str, *, fetch: bool) -> list[str]:
     return list(dict.fromkeys(unchecked))
 
 
-def _named(where: str, test: Callable[..., object], *what: object) -> None:
+def _named(where: str, test: Callable[..., T], *what: object) -> T:
     """Make a test; its complaint comes with where it is about."""
     try:
-        test(*what)
+        return test(*what)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"{where}: {error}") from None
 

@@ -12,10 +12,11 @@ from rich.console import Console
 
 from fl_app.analysis.results import read_study
 from fl_app.core import plugins
+from fl_app.core.ending import exit_code, terminable
 from fl_app.experiment.config import ConfigError, parse_assignment
 from fl_app.report import write_report
 from fl_app.store.files import RunError
-from fl_app.store.locks import alone
+from fl_app.store.locks import LOCK, alone
 from fl_app.sweeps.check import check, prepare
 from fl_app.sweeps.drive import work
 from fl_app.sweeps.estimate import Estimator, learned, try_out
@@ -87,6 +88,8 @@ def compare(
 
 def _sweep(console: Console, given: Sweep, text: str, folder: Path, source: str, number: int, *, dry_run: bool) -> None:
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is not a folder: choose another with --out")
     plan = make_plan(given, folder, source, command)
     notes = check(plan, source, fetch=not dry_run)
     open_ = [unit for unit in plan.units if unit.seconds is None]
@@ -99,18 +102,18 @@ def _sweep(console: Console, given: Sweep, text: str, folder: Path, source: str,
         _say_plan(console, plan, open_, estimator, number, [*plan.notes, *notes])
         return
     busy = f"another sweep is at work in {plan.folder}: wait for it, or choose another folder with --out"
-    with alone(plan.folder / ".lock", busy):
-        plan.save(text)
-        _say_plan(console, plan, open_, estimator, number, plan.notes, cells=False)
-        try:
+    try:
+        with terminable(), alone(plan.folder / LOCK, busy):
+            plan.save(text)
+            _say_plan(console, plan, open_, estimator, number, plan.notes, cells=False)
             if open_:
                 prepare(plan, lambda words: say(console, words))
             failed = work(console, plan, make_workers(number, open_), number, estimator)
-        except KeyboardInterrupt:
-            again = shlex.join(plugins.again(["thorns", "sweep", os.path.relpath(plan.folder)]))
-            say(console, f"Stopped. What is finished is kept; go on with: {again}")
-            raise typer.Exit(130) from None
-        _say_results(console, plan, failed)
+            _say_results(console, plan, failed)
+    except KeyboardInterrupt as end:
+        again = shlex.join(plugins.again(["thorns", "sweep", os.path.relpath(plan.folder)]))
+        say(console, f"Stopped. What is finished is kept; go on with: {again}")
+        raise typer.Exit(exit_code(end)) from None
 
 
 def _say_plan(

@@ -200,6 +200,8 @@ def sweep_of(given: dict[str, Any], source: str) -> Sweep:
 def read_sweep(path: Path, scale: str = "") -> tuple[Sweep, str]:
     """(the sweep in a file at one of its scales, the text that gives the same sweep again)."""
     given = read_toml(path)
+    if not given:
+        raise ConfigError(f"{path} is empty: a sweep has at least a table [run] (docs/sweeps.md)")
     scales = given.pop("scale", {})
     if not isinstance(scales, dict) or not all(isinstance(one, dict) for one in scales.values()):
         raise ConfigError(f"{path}: a scale is a table, e.g. [scale.small], with what it changes")

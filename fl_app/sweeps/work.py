@@ -100,24 +100,25 @@ def attack(path: Path, asked: Attacking, judge: Path | None = None) -> None:
     keys = first.captured()
     shown = _each_example_once(keys) if "repeats" in asked.grants else keys
     for number, session in enumerate(sessions_of(first, keys, informed=asked.informed)):
-        session.describe()
-        together = session.built.by_client
-        attacked = keys if together else shown
-        waiting = set(session.pending(attacked))
-        for part in parts_of(attacked, AT_ONCE, by_client=together):
-            if waiting.intersection(part):  # as a whole: rounding depends on how many targets are searched together
-                session.work(list(part), AT_ONCE)
-        use_threads(experiment.threads)
-        Scoring(
-            assets,
-            session.folder,
-            session.failures(),
-            perceptual=asked.lpips,
-            judge=(assets.model, weights) if weights else None,
-            evaluator=evaluator,
-            floors=number == 0,
-            metrics=with_plugged(asked.metrics),
-        ).run(shown)
+        with session.alone(wait=True):  # somebody may attack the same run by hand
+            session.describe()
+            together = session.built.by_client
+            attacked = keys if together else shown
+            waiting = set(session.pending(attacked))
+            for part in parts_of(attacked, AT_ONCE, by_client=together):
+                if waiting.intersection(part):  # as a whole: rounding depends on how many targets are searched together
+                    session.work(list(part), AT_ONCE)
+            use_threads(experiment.threads)
+            Scoring(
+                assets,
+                session.folder,
+                session.failures(),
+                perceptual=asked.lpips,
+                judge=(assets.model, weights) if weights else None,
+                evaluator=evaluator,
+                floors=number == 0,
+                metrics=with_plugged(asked.metrics),
+            ).run(shown)
 
 
 def _trained(path: Path) -> Tensors:

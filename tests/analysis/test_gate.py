@@ -88,7 +88,7 @@ def test_the_line_says_who_what_how_much_and_on_how_many(tmp_path):
     assert code == LEAK
     assert out.count("\n") == 1
     for words in (
-        "LEAK run",
+        "LEAK 'run'",
         "informed: support idlg(support=True)",
         "granted: defense",
         "psnr mean 19 dB [6.29, 31.7] > 15 dB",
@@ -205,3 +205,10 @@ def test_exit_codes_of_the_command_itself(tmp_path):
         done = subprocess.run([*THORNS, "gate", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == code
         assert "Traceback" not in done.stderr
+
+
+def test_a_run_called_leak_does_not_read_like_a_verdict(tmp_path):
+    run = make_run(tmp_path / "leak", [line()])
+    code, out, _ = run_gate(run)
+    assert code == PASSED
+    assert "nearest to its threshold: 'leak': idlg" in out

@@ -20,9 +20,10 @@ from fl_app.store.reconstructions import load_guess
 from helpers.foreign_app import IDLG, MODULE, capture
 
 
-def go(theirs, function="plain", attacks=(IDLG,), **settings):
+def go(theirs, function="plain", attacks=(IDLG,), normalize=None, **settings):
     text = io.StringIO()
-    out = audit(Console(file=text, width=200), theirs, f"{MODULE}:{function}", (1, 6, 6), 3, list(attacks), **settings)
+    task = TaskSpec(f"{MODULE}:{function}", (1, 6, 6), 3, normalize, theirs)
+    out = audit(Console(file=text, width=200), theirs, task, list(attacks), **settings)
     return out, text.getvalue()
 
 
@@ -116,7 +117,7 @@ def test_an_aggregate_says_so(theirs):
         ("Branching", "torch.func cannot vectorise it"),
         ("Tied", "another name of the same weights"),
         ("broken", "no GPU here"),
-        ("nothing", "gives a int, not a torch module"),
+        ("nothing", "gives an int, not a torch module"),
         ("missing", "has no attribute 'missing'"),
         ("normed", "the capture is not of this model"),
         ("a b", "module:function"),
@@ -135,7 +136,7 @@ def test_a_model_that_cannot_work_is_refused_before_any_attack(theirs, function,
 def test_wrong_facts_are_noticed(theirs, shape, classes, hint):
     capture(theirs, "plain")
     with pytest.raises(AttackError, match=hint):
-        audit(Console(file=io.StringIO()), theirs, f"{MODULE}:plain", shape, classes, [IDLG])
+        audit(Console(file=io.StringIO()), theirs, TaskSpec(f"{MODULE}:plain", shape, classes, None, theirs), [IDLG])
 
 
 def test_bad_names_and_empty_folders_are_refused(theirs):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 
 import pytest
 import typer
@@ -11,10 +12,12 @@ from fl_app import engines
 from fl_app.cli import run as cli
 from fl_app.cli.attack import attack_run
 from fl_app.cli.main import _said
+from fl_app.cli.progress import ProgressBar
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.config import ConfigError
 from fl_app.store.files import RunError
 from fl_app.sweeps import command
+from helpers.cli import settings_of
 
 
 def test_a_run_is_not_resumed_to_a_round_that_it_has_passed(small):
@@ -31,7 +34,7 @@ def test_a_run_that_is_made_longer_keeps_its_new_length(small, monkeypatch, caps
     monkeypatch.chdir(run.path.parent)
 
     def interrupted(experiment, watcher, make_beside):
-        watcher.interrupted = True
+        watcher.interrupted = signal.SIGINT
         return engines.run(experiment, "inline", Watcher(), resume=True)
 
     with pytest.raises(typer.Exit) as ended:
@@ -87,3 +90,46 @@ def test_errors_of_the_system_name_the_file_without_a_number(tmp_path):
 
 def test_the_help_of_attack_names_its_default(typed):
     assert "Without --attack it is standard" in typed("attack", "--help").stdout
+
+
+def test_options_that_would_be_ignored_are_refused(typed, tmp_path):
+    for words in (("attack", "--mean", "0.5"), ("attack", "--defense", "prune"), ("gate", "--truth", str(tmp_path))):
+        done = typed(words[0], str(tmp_path), *words[1:])
+        assert done.returncode == 2
+        assert f"{words[1]} is for captures of another app: add --model" in done.stderr
+    done = typed("attack", str(tmp_path), "--model", "a:b", "--judge", str(tmp_path))
+    assert (done.returncode, "--judge is for runs" in done.stderr) == (2, True)
+
+
+def test_a_folder_that_cannot_be_one_is_named_before_anything_runs(typed, small, tmp_path):
+    (tmp_path / "file").touch()
+    for place, why in (("file", "file is not a folder"), ("file/below", "below cannot be made (not a directory)")):
+        done = typed("run", *settings_of(small), "-c", f"run-dir={tmp_path / place}")
+        assert done.returncode == 2
+        assert why in done.stderr
+    done = typed("run", *settings_of(small, ("grant", "everything"), ("attack", "idlg"), ("capture", 1)))
+    assert "there is no grant 'everything'" in done.stderr
+
+
+def test_a_misspelt_command_is_answered_once(typed):
+    for words in (("rnu",), ("data", "lst"), ("deploy", "lokal"), ("new", "defence")):
+        assert typed(*words).stderr.count("Did you mean") == 1
+
+
+def test_a_damaged_file_of_settings_is_not_called_old(small, typed):
+    path = engines.run(small, "inline", Watcher()).path
+    (path / "experiment.toml").write_bytes(b"\xff")
+    done = typed("attack", str(path))
+    assert "experiment.toml is not a TOML file" in done.stderr
+    assert "version" not in done.stderr
+    (path / "experiment.toml").write_text('colour = "red"\n')
+    assert "does not fit this version: unknown setting 'colour'" in typed("attack", str(path)).stderr
+
+
+def test_sigterm_ends_a_run_after_its_round(small):
+    bar = ProgressBar(Console(file=io.StringIO()), "inline")
+    with bar:
+        signal.raise_signal(signal.SIGTERM)
+        assert bar.stop_requested()
+        assert bar.interrupted == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

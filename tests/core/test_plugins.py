@@ -63,9 +63,9 @@ def test_names_are_found_in_what_people_type():
         ("import sys; sys.exit(3)", "Halve", "SystemExit: 3"),
         ("import a_module_that_nobody_has", "Halve", "No module named 'a_module_that_nobody_has'"),
         ("def broken(:", "Halve", "SyntaxError"),
-        ("Halve = 3", "Halve", "is a int, not a defense"),
+        ("Halve = 3", "Halve", "is an int, not a defense"),
         ("class Halve: pass", "Halve", r"makes a Halve, not a defense \(client_defenses.base.Defense\)"),
-        ("def Halve(): return 3", "Halve", "makes a int, not a defense"),
+        ("def Halve(): return 3", "Halve", "makes an int, not a defense"),
         ("def Halve(model): return 3", "Halve", "missing 1 required positional argument: 'model'"),
         ("def Halve(*, ratio: 'Nowhere' = 3): pass", "Halve", "NameError: name 'Nowhere' is not defined"),
         (plugged.DEFENSE, "Halve(faktor=1)", "has no setting 'faktor'; did you mean 'factor'"),
@@ -110,7 +110,7 @@ def test_models_and_data_sets_are_plugged_in_too(outside, tmp_path, monkeypatch)
     assert models.size_of(net, (1, 8, 8), 3) == 4 * 9 + 4 + 3 * 4 * 36 + 3
     assert models.size_of(f"{net.partition(':')[0]}:scaled", (1, 8, 8), 3) == 0  # it cannot be known before it is made
     for wrong, said in (
-        (f"{net.partition(':')[0]}:wrong", r"makes a int, not a model \(torch.nn.modules.module.Module\)"),
+        (f"{net.partition(':')[0]}:wrong", r"makes an int, not a model \(torch.nn.modules.module.Module\)"),
         (stripes, "takes 0 positional arguments but 2 were given"),
     ):
         plugins.allow([wrong])
@@ -202,7 +202,7 @@ def test_pieces_of_attacks_are_plugged_in_by_their_kind(outside):
     assert built.objective.exponent == 1.5
     assert adversary.build(adversary.text_of(built)) == built
     for wrong in (f"matching(objective={name}:thing)", f"matching(priors=[{name}:thing])"):
-        with pytest.raises(SpecError, match=f"{name}:thing makes a int, not a (objective|prior)"):
+        with pytest.raises(SpecError, match=f"{name}:thing makes an int, not an? (objective|prior)"):
             adversary.build(wrong)
     with pytest.raises(SpecError, match="makes a Power, not a prior"):
         adversary.build(f"matching(priors=[{name}:Power])")

@@ -94,14 +94,14 @@ def test_a_cache_that_may_not_be_read_is_not_called_damaged(monkeypatch):
         path.chmod(0)
         with (
             without_rights(),
-            pytest.raises(DataError, match=r"svhn\.safetensors cannot be read \(Permission denied\)") as error,
+            pytest.raises(DataError, match=r"svhn\.safetensors cannot be read \(permission denied\)") as error,
         ):
             data.load("svhn")
         assert "THORNS_DATA" in str(error.value)
         assert "delete" not in str(error.value)
         path.unlink()
         path.mkdir()
-        with pytest.raises(DataError, match=r"cannot be read \(Is a directory\)"):
+        with pytest.raises(DataError, match=r"cannot be read \(is a directory\)"):
             data.load("svhn")
 
 

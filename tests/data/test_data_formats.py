@@ -154,3 +154,17 @@ def test_any_imagefolder_and_its_cache_follows_the_files(tmp_path, monkeypatch):
 def test_a_missing_folder_is_explained(text, hint):
     with pytest.raises(ValueError, match=hint):
         data.recipe_of(text)
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", "cut"])
+def test_a_broken_image_is_named_and_the_cache_is_not_blamed(tmp_path, monkeypatch, content):
+    monkeypatch.setenv("THORNS_DATA", str(tmp_path / "cache"))
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (9, 9)).save(tmp_path / "images" / name / f"{number}.png")
+    broken = tmp_path / "images" / "cat" / "1.png"
+    broken.write_bytes(broken.read_bytes()[:60] if content == "cut" else content)
+    with pytest.raises(data.DataError, match=r"the image .*cat/1\.png cannot be read .*: mend or remove it$") as error:
+        data.load(f"imagefolder(path='{tmp_path / 'images'}', size=8)")
+    assert "cache" not in str(error.value)

@@ -22,6 +22,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.telemetry import EventType
 from rich.console import Console
 
+from fl_app.attacking.jobs import TaskSpec
 from fl_app.cli.audit import audit
 from fl_app.engines.inline import InlineGrid
 from fl_app.store.captures import Captures
@@ -249,7 +250,7 @@ def test_what_was_captured_of_the_app_can_be_attacked(app, monkeypatch):
     text = io.StringIO()
     console = Console(file=text, width=200)
     attack = "inverting_gradients(iterations=300, tv=1e-3)"
-    out = audit(console, folder, "quickstart.task:Net", (1, 8, 8), 10, [attack], rounds="1")
+    out = audit(console, folder, TaskSpec("quickstart.task:Net", (1, 8, 8), 10, None, copy), [attack], rounds="1")
     assert "granted" in text.getvalue()
     assert "No reconstruction is scored" in text.getvalue()
     assert [path.name for path in sorted(out.glob("*/round-0001/*"))] == ["client-00.safetensors", "client-01.safetensors"]

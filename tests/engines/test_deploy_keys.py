@@ -6,9 +6,13 @@ import stat
 import threading
 
 import pytest
+from flwr.common.config import parse_config_args
 from typer.testing import CliRunner
 
 from fl_app.cli.deploy import app as deploy_app
+from fl_app.client.node_config import check_place, read_node_config
+from fl_app.client.policy import OwnConfig, own_config
+from fl_app.core.spec import SpecError, settings_of
 from fl_app.engines.grpc.certificates import (
     Certificates,
     make_certificates,
@@ -18,6 +22,7 @@ from fl_app.engines.grpc.certificates import (
 )
 from fl_app.engines.grpc.connection import NodeSettings
 from fl_app.engines.grpc.link import Link
+from fl_app.experiment.config import ConfigError
 
 
 def handshake(server_files, authority, host):
@@ -85,3 +90,47 @@ def test_a_server_without_enough_keys_does_not_start(tmp_path):
     result = runner.invoke(deploy_app, ["server", str(tmp_path), "-c", "clients=3"])
     assert isinstance(result.exception, ValueError)
     assert "2 public keys" in str(result.exception)
+
+
+def test_each_client_gets_a_file_to_begin_with(tmp_path):
+    assert CliRunner().invoke(deploy_app, ["keys", str(tmp_path), "--clients", "2"]).exit_code == 0
+    text = (tmp_path / "client-1.toml").read_text()
+    found = read_node_config(str(tmp_path / "client-1.toml"))
+    check_place(found)
+    assert found == {"partition-id": 1, "num-partitions": 2}
+    assert own_config(found) is None
+    # What stands there as a comment is accepted once it is none, but for one of the two that exclude each other.
+    named = [line.removeprefix("# ") for line in text.splitlines() if " = " in line and not line.startswith("# demand")]
+    (tmp_path / "own.toml").write_text("\n".join(named))
+    assert own_config(read_node_config(str(tmp_path / "own.toml"))).min_examples == 16
+    assert {line.split(" = ")[0].strip("# ") for line in text.splitlines() if " = " in line} == {
+        "partition-id",
+        "num-partitions",
+        *(name.replace("_", "-") for name in settings_of(OwnConfig)),
+    }
+
+
+def test_settings_of_a_client_are_spelled_as_its_file_has_them():
+    with pytest.raises(SpecError, match=r"no setting 'min-exampels'; did you mean 'min-examples'\?"):
+        own_config({"min-exampels": 3})
+    with pytest.raises(SpecError, match="min-examples=-1 is not allowed"):
+        own_config({"min-examples": -1})
+
+
+@pytest.mark.parametrize("text", ["partition-id", "partition-id=0 defense = prune", "partition-id=0 defense='prune", "=1"])
+def test_no_part_of_a_node_config_is_ignored(text):
+    with pytest.raises(ConfigError, match="is not of the form key=value"):
+        read_node_config(text)
+
+
+def test_a_node_config_is_read_as_flower_reads_it():
+    line = 'partition-id=0 num-partitions=2 defense="dp_sgd(clip=1.0, noise=1.0)" min-examples=4'
+    assert read_node_config(line) == parse_config_args([line])
+    for place in (
+        {},
+        {"partition-id": 0},
+        {"partition-id": 2, "num-partitions": 2},
+        {"partition-id": "0", "num-partitions": 2},
+    ):
+        with pytest.raises(ConfigError, match="which client this is"):
+            check_place(place)

@@ -111,7 +111,7 @@ def test_metrics_from_outside_are_objects_or_made_with_settings(outside, rng):
     ("text", "why"),
     [
         ("{}:psnr", "has a 'psnr' already"),
-        ("{}:number", "is a int, not a metric"),
+        ("{}:number", "is an int, not a metric"),
         ("{}:nothing", "makes a NoneType, not a metric"),
         ("{}:largest(window=3)", "has no setting 'window'"),
         ("{}:power(exponent='much')", "exponent='much' is not allowed"),

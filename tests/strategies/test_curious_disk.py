@@ -29,7 +29,7 @@ def test_a_full_disk_costs_captures_and_nothing_else(small, tmp_path, monkeypatc
         run = go(small.changed(capture="all", run_dir=str(tmp_path / "full")))
     monkeypatch.undo()
     assert same(weights_of(run), plain)
-    warnings = [record.message for record in caplog.records if "No space left" in record.message]
+    warnings = [record.message for record in caplog.records if "no space left" in record.message]
     assert len(warnings) == 1
     assert "captures/round-000" in warnings[0]
     assert len(calls) > 9
@@ -64,7 +64,7 @@ def test_a_real_limit_on_files_leaves_nothing_half_written(small, tmp_path):
     command = [sys.executable, "-c", LIMITED, str(tmp_path / "settings.toml"), str(limit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("File too large") == 1
+    assert done.stdout.count("file too large") == 1
     assert "client-00.safetensors" in done.stdout
     captures = tmp_path / "limited" / "captures"
     assert {path.name for path in captures.rglob("*") if path.is_file()} == {"model.safetensors"}

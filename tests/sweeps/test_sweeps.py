@@ -10,6 +10,9 @@ from fl_app.analysis.conditions import conditions_of
 from fl_app.analysis.results import read_study
 from fl_app.core import plugins
 from fl_app.sweeps import command
+from fl_app.sweeps.estimate import Estimator, try_out
+from fl_app.sweeps.expand import make_plan
+from fl_app.sweeps.file import read_sweep
 from fl_app.sweeps.live import LiveTable
 from helpers.small_sweep import journal
 
@@ -51,6 +54,14 @@ def test_a_dry_run_shows_cells_and_times_and_writes_nothing(file, sweep, tmp_pat
     assert "to do: 6 runs and 3 attacks" in said
     assert "prune(ratio=0.9), seed 0: about " in said
     assert not (tmp_path / "runs").exists()
+
+
+def test_when_the_time_for_trials_is_up_one_of_a_kind_is_enough(file, tmp_path):
+    plan = make_plan(read_sweep(file())[0], tmp_path / "out", "small.toml", "thorns sweep small.toml")
+    found = Estimator()
+    try_out(plan.units, found, budget=0.0)
+    assert {kind.defense for kind in found.seconds} == {"none"}
+    assert all(found.guess(unit) is not None for unit in plan.units)
 
 
 def test_the_live_table_shows_progress_and_first_results(file, sweep, tmp_path, monkeypatch):

@@ -10,6 +10,8 @@ import ssl
 import time
 from pathlib import Path
 
+from fl_app.core.errors import said
+
 log = logging.getLogger("thorns")
 LOOK_SECONDS, CALL_SECONDS = 2.0, 5.0
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -22,23 +24,33 @@ def check_door(superlink: str, authority: Path | None, *, insecure: bool) -> Non
         return
     host, _, port = superlink.rpartition(":")
     host, waiting = host.strip("[]"), False
+    context = _context(authority, insecure=insecure)
     while True:
         try:
             with socket.create_connection((host, int(port)), timeout=CALL_SECONDS) as line:
-                _handshake(line, host, superlink, authority, insecure=insecure)
+                _handshake(context, line, host, superlink, authority, insecure=insecure)
                 return
         except OSError as error:
             if not waiting:
-                log.info("no server at %s yet (%s): waiting for it", superlink, error)
+                log.info("no server at %s yet (%s): waiting for it", superlink, said(error))
             waiting = True
             time.sleep(LOOK_SECONDS)
 
 
-def _handshake(line: socket.socket, host: str, superlink: str, authority: Path | None, *, insecure: bool) -> None:
-    context = ssl.create_default_context(cafile=authority)
+def _context(authority: Path | None, *, insecure: bool) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=authority)
+    except ssl.SSLError as error:
+        raise ValueError(f"{authority} holds no certificates: --root-certificates is ca.crt of `thorns deploy keys`") from error
     context.set_alpn_protocols(["h2"])
     if insecure:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _handshake(
+    context: ssl.SSLContext, line: socket.socket, host: str, superlink: str, authority: Path | None, *, insecure: bool
+) -> None:
     try:
         context.wrap_socket(line, server_hostname=host).close()
     except ssl.SSLCertVerificationError as error:

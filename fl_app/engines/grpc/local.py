@@ -15,13 +15,15 @@ from flwr.serverapp import Grid
 
 from fl_app.engines.beside import MakeBeside
 from fl_app.engines.bundle import CLIENT_APP
-from fl_app.engines.grpc.certificates import Certificates, make_certificates, make_node_key
+from fl_app.engines.grpc.certificates import Certificates, check_public_keys, make_certificates, make_node_key
 from fl_app.engines.grpc.grid import AdaptiveGrid
 from fl_app.engines.grpc.link import Link, make_secret
-from fl_app.engines.grpc.processes import Processes, free_port, program
+from fl_app.engines.grpc.processes import Processes, check_free, free_port, program
 from fl_app.engines.serving import serve
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.config import Experiment
+from fl_app.experiment.limits import check_limits
+from fl_app.store.files import make_folder
 from fl_app.store.runs import RunDir
 
 log = logging.getLogger("thorns")
@@ -139,6 +141,15 @@ def serve_on(
         return serve(wrap(grid), context, watcher, resume=resume, make_beside=make_beside)
 
 
+def _ready(experiment: Experiment, *, resume: bool) -> None:
+    """Refuse what the server would refuse, before processes are started and clients waited for."""
+    check_limits(experiment)
+    if experiment.run_dir:
+        if not resume:
+            RunDir.refuse_present(Path(experiment.run_dir))
+        make_folder(Path(experiment.run_dir))
+
+
 def run_local(
     experiment: Experiment,
     watcher: Watcher,
@@ -149,6 +160,7 @@ def run_local(
     make_beside: MakeBeside | None = None,
 ) -> RunDir:
     """Deploy on this machine, run an experiment, stop what was started; `wrap` lets a benchmark time the grid."""
+    _ready(experiment, resume=resume)
     wrap = wrap or ((lambda grid: grid) if how.stock else AdaptiveGrid)
     patience = 120.0 + 10.0 * experiment.clients  # each node imports torch, and they share the cores
     # In the run directory, to be there when the run is resumed, by whichever engine.
@@ -179,6 +191,10 @@ def run_server(
     make_beside: MakeBeside | None = None,
 ) -> RunDir:
     """Start a SuperLink for clients elsewhere, let in those with these keys, wait for all of them, run an experiment."""
+    _ready(experiment, resume=resume)
+    certificates.check()
+    check_public_keys(public_keys)
+    check_free(address)
     with _processes(logs) as (folder, processes):
         link = Link(address, free_port(), make_secret(folder / "secret"), certificates)
         processes.start("superlink", link.command())

@@ -27,8 +27,10 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 
+from fl_app.client.node_config import check_place
 from fl_app.client.policy import STATE_DIR, own_config
 from fl_app.client.state import check_private
+from fl_app.core.parsing import with_article
 from fl_app.engines.grpc.certificates import read_node_key
 from fl_app.engines.grpc.connection import Connection, NoBanner, NodeSettings, connected, reason, try_again, words
 from fl_app.engines.grpc.door import check_door
@@ -51,7 +53,7 @@ def load_client_app(reference: str) -> ClientApp:
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"no ClientApp '{reference}' is installed here: {error}") from error
     if not isinstance(app, ClientApp):
-        raise ValueError(f"'{reference}' is a {type(app).__name__}, not a ClientApp")
+        raise ValueError(f"'{reference}' is {with_article(type(app).__name__)}, not a ClientApp")
     return app
 
 
@@ -154,12 +156,13 @@ def run_node(settings: NodeSettings) -> None:
     check_private(folder)
     node_config = {**settings.node_config, STATE_DIR: str(folder)}
     if settings.app == NodeSettings.app:
+        check_place(node_config)
         own_config(node_config)  # a misspelt defense must end this client now, not refuse every round
+    app = load_client_app(settings.app)  # before connecting: a client that is asked at once must not import first
     check_door(settings.superlink, settings.root_certificates, insecure=settings.insecure)
     presence, away_until = Presence(folder, settings.superlink), 0.0
     if settings.key and presence.take_leave(read_node_key(settings.key), settings.authority()):
         away_until = time.monotonic() + AWAY_SECONDS
-    app = load_client_app(settings.app)  # before connecting: a client that is asked at once must not import first
     time.sleep(max(0.0, away_until - time.monotonic()))
     admitted, ended = False, "it does not say why"
     logging.getLogger("flwr").addFilter(NoBanner())

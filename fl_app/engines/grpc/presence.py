@@ -17,6 +17,7 @@ from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.supercore.grpc import create_channel
 from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
 
+from fl_app.core.errors import said
 from fl_app.store.files import write_atomic
 
 log = logging.getLogger("thorns")
@@ -38,7 +39,7 @@ class Presence:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_atomic(self.path, json.dumps({"superlink": self.superlink, "node": node_id}))
         except OSError as error:
-            log.warning("the state folder cannot be written (%s): give another one with --state", error)
+            log.warning("the state folder cannot be written (%s): give another one with --state", said(error))
 
     def forget(self) -> None:
         """Note that this process has taken leave."""

@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+from fl_app.core.errors import said
+from fl_app.store.files import make_folder
+
 GRACE_SECONDS = 5.0
 SET_PARENT_DEATH_SIGNAL = 1  # prctl(2): PR_SET_PDEATHSIG
 _prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
@@ -23,6 +26,18 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def check_free(address: str) -> None:
+    """Refuse HOST:PORT where this machine cannot listen, which a SuperLink would say in a page of its own words."""
+    host, _, port = address.rpartition(":")
+    try:
+        family = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family[0], family[1]) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: after a restart it is free at once
+            probe.bind(family[4])
+    except OSError as error:
+        raise ValueError(f"this machine cannot listen at {address} ({said(error)}): choose another --address") from error
 
 
 def search_path() -> str:
@@ -56,7 +71,7 @@ class Processes:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
-        self.logs.mkdir(parents=True, exist_ok=True)
+        make_folder(self.logs)
         return self
 
     def __exit__(self, *_: object) -> None:
