@@ -24,7 +24,7 @@ GATES = (
     Case("gate done --lpips off --metric plug:nothing", 2, "plug.py has no 'nothing'"),
     Case("gate done --lpips off --truth truth.safetensors", 2, "--truth is for captures of another app: add --model"),
     Case("gate done --lpips off --psnr 0", 1, "LEAK 'done': idlg"),
-    Case("gate done --lpips off --psnr 99 --ssim 1 --json", 0, '"psnr"'),
+    Case("gate done --lpips off --psnr 99 --ssim 1 --json", 2, "not decided: the attack is too weak"),
     Case("gate done --lpips off", 2, "scores.jsonl, line 1 is damaged", write(SCORES, "scrap\n")),
     Case("gate done --lpips off", 2, "scores.jsonl", cut(SCORES, 40)),
     Case("gate done --lpips off", 2, "scores.jsonl", write(SCORES, "[1, 2]\n")),

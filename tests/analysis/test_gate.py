@@ -131,13 +131,13 @@ def test_a_sweep_is_judged_cell_by_cell_without_its_baseline(tmp_path):
     assert code_of(gaps) == UNJUDGED
     (gaps / "failed").mkdir()
     (gaps / "failed" / "1.json").write_text('{"reason": "out of memory"}')
-    assert "sign, seed 0: the cell failed: out of memory" in run_gate(gaps)[1]
+    assert "'sign, seed 0': the cell failed: out of memory" in run_gate(gaps)[1]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "hint"),
     [
-        ("attacks/attack-idlg/scores.jsonl", '{"round": 1', "attack-idlg cannot be read"),
+        ("attacks/attack-idlg/scores.jsonl", '{"round": 1', "scores.jsonl, line 1 is damaged"),
         (
             "attacks/attack-idlg/scores.jsonl",
             '{"round": 1, "client": 0, "status": "done", "psnr": "9"}',
@@ -208,7 +208,4 @@ def test_exit_codes_of_the_command_itself(tmp_path):
 
 
 def test_a_run_called_leak_does_not_read_like_a_verdict(tmp_path):
-    run = make_run(tmp_path / "leak", [line()])
-    code, out, _ = run_gate(run)
-    assert code == PASSED
-    assert "nearest to its threshold: 'leak': idlg" in out
+    assert run_gate(make_run(tmp_path / "leak", [line(psnr=20.0)]))[1].startswith("LEAK 'leak': idlg")
