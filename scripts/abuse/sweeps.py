@@ -59,10 +59,10 @@ FILES = (
     Case("sweep swept", 2, "sweep.toml is not a TOML file", write("swept/sweep.toml")),
     Case("sweep swept --workers 1", 0, "all of it is finished"),
     Case(
-        "sweep sweep.toml --out swept --workers 1",
+        "sweep sweep.toml --out held --workers 1",
         2,
         "another sweep is at work in",
-        meanwhile=("sweep slow.toml --out swept --workers 1", "swept/.lock"),
+        meanwhile=("sweep slow.toml --out held --workers 1", "held/.lock"),
         before=all_of(
             write("slow.toml", ""),
             lambda here: (here / "slow.toml").write_text(
