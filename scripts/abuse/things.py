@@ -19,7 +19,7 @@ CASES = (
     Case("new model mine", 2, "No such command 'model'"),
     Case("new defense", 2, "Missing argument 'NAME'"),
     Case("new defense ../mine", 2, "'../mine' cannot be the name of a module"),
-    Case("new defense /tmp/mine", 2, "'/tmp/mine' cannot be the name of a module"),
+    Case("new defense /elsewhere/mine", 2, "'/elsewhere/mine' cannot be the name of a module"),
     Case("new defense Mine", 2, "'Mine' cannot be the name of a module"),
     Case("new defense class", 2, "'class' cannot be the name of a module"),
     Case("new defense mine.py", 2, "'mine.py' cannot be the name of a module"),
