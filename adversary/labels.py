@@ -10,7 +10,7 @@ from adversary.base import AttackError
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Observation, Task
 
-LabelRule = Literal["sign", "min_column", "count", "rows", "given", "joint"]
+LabelRule = Literal["sign", "min_column", "count", "count_rows", "rows", "given", "joint"]
 
 
 def last_weight(update: Tensors, num_classes: int) -> str:
@@ -61,12 +61,30 @@ def by_count(seen: Observation, gradient: Tensors, task: Task, rng: torch.Genera
     weight, bias = last_layer(gradient, task.num_classes)
     if bias is None:
         raise AttackError("the last layer has no bias, so classes cannot be counted: use 'min_column' or grant the labels")
+    return _counted(seen, task, bias, task.space.noise(64, rng).to(weight))
+
+
+def by_count_rows(seen: Observation, gradient: Tensors, task: Task, rng: torch.Generator) -> Tensor:
+    """Ours, for updates that a defense spoiled but did not scale: counts as `count`, from whole rows instead of the bias.
+
+    A row of the last layer's gradient is the bias's entry times the features that enter the layer, here those of uniform noise;
+    least squares over the row and the bias outlives masks and decoys, which hit single entries.
+    """
+    if seen.num_examples == 1:
+        return by_rows(seen, gradient, task, rng)
+    weight, bias = last_layer(gradient, task.num_classes)
     noise = task.space.noise(64, rng).to(weight)
+    features = _features(task, seen.params, noise, last_weight(gradient, task.num_classes)).to(weight)
+    factors = weight @ features if bias is None else weight @ features + bias
+    return _counted(seen, task, factors / (features @ features + (bias is not None)), noise)
+
+
+def _counted(seen: Observation, task: Task, bias: Tensor, noise: Tensor) -> Tensor:
+    """How often each class occurs by n_c = B (p_c - bias gradient_c), p that of noise: int64 (examples,)."""
     with torch.no_grad():
         probability = functional_call(task.model, seen.params, (noise,)).softmax(1).mean(0)
     share = (seen.num_examples * (probability - bias)).clamp_min(0)
-    share = share * seen.num_examples / share.sum().clamp_min(1e-12)
-    return _rounded(share, seen.num_examples)
+    return _rounded(share * seen.num_examples / share.sum().clamp_min(1e-12), seen.num_examples)
 
 
 def by_rows(seen: Observation, gradient: Tensors, task: Task, rng: torch.Generator) -> Tensor:
@@ -122,4 +140,5 @@ def infer(rule: LabelRule, seen: Observation, task: Task, rng: torch.Generator) 
         return by_sign(gradient, task)
     if rule == "min_column":
         return by_min_column(gradient, task, seen.num_examples)
-    return by_rows(seen, gradient, task, rng) if rule == "rows" else by_count(seen, gradient, task, rng)
+    by_noise = {"count": by_count, "count_rows": by_count_rows, "rows": by_rows}
+    return by_noise[rule](seen, gradient, task, rng)

@@ -75,7 +75,7 @@ def variants(defense: GradientDropout, facts: Facts) -> list[Variant]:
     sigma = 0.0 if defense.sigma == "match" else defense.sigma
 
     def change(attack: Matching) -> Matching:
-        attack = with_labels(with_objective(attack, Mixture(p=defense.p, sigma=sigma)), "rows")
+        attack = with_labels(with_objective(attack, Mixture(p=defense.p, sigma=sigma)), "count_rows")
         return averaged(with_tv(attack, least=PRIOR, most=PRIOR), facts)
 
     why = "weighs for each entry whether it is the gradient or a decoy; rounds on the same examples are averaged"

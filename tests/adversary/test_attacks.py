@@ -15,7 +15,7 @@ from adversary.search import observers
 from adversary.search.lbfgs import BatchedLBFGS
 from adversary.search.optimizers import OPTIMIZERS, Adam
 from adversary.spaces import SPACES
-from client_defenses import Defense
+from client_defenses import Defense, Memory
 from fl_app import data
 from fl_app.core import spec
 from fl_app.core.local import LocalRule
@@ -123,7 +123,7 @@ def test_labels_of_single_examples_are_read_off_exactly(rule):
     assert [infer(rule, one, task, rng).item() for one in seen] == y.flatten().tolist()
 
 
-@pytest.mark.parametrize(("rule", "start"), [("min_column", 0), ("count", 0), ("count", 40)])
+@pytest.mark.parametrize(("rule", "start"), [("min_column", 0), ("count", 0), ("count", 40), ("count_rows", 0)])
 def test_labels_of_batches_are_mostly_right(rule, start):
     x, y = digits(10, 8, start)
     seen, task = seen_of(x, y, model_text="lenet5")
@@ -132,7 +132,21 @@ def test_labels_of_batches_are_mostly_right(rule, start):
     for one, true in zip(seen, y, strict=True):
         found = torch.bincount(infer(rule, one, task, rng), minlength=10)
         right += torch.minimum(found, torch.bincount(true, minlength=10)).sum().item()
-    assert right / 80 > (0.9 if rule == "count" else 0.6)
+    assert right / 80 > (0.9 if rule.startswith("count") else 0.6)
+
+
+def test_counting_whole_rows_outlives_decoys():
+    """The bias alone is ten entries, of which four are decoys here; rows hold hundreds."""
+    x, y = digits(6, 8)
+    seen, task = seen_of(x, y)
+    drop, rng = client_defenses.build("gradient_dropout(p=0.6)"), torch.Generator().manual_seed(0)
+    spoiled = [dataclasses.replace(one, update=drop.transform(one.update, Memory({}, rng))) for one in seen]
+    right = {
+        rule: sum(torch.equal(infer(rule, one, task, rng), true.sort().values) for one, true in zip(spoiled, y, strict=True))
+        for rule in ("count", "rows", "count_rows")
+    }
+    assert right["count_rows"] >= 5
+    assert right["count_rows"] > max(right["count"], right["rows"])
 
 
 def test_counting_works_on_weight_changes_too():
