@@ -110,6 +110,9 @@ def test_a_sweep_file_is_somebody_elses_too(pictures, mine, typed):
     assert untouched(mine)
 
 
+NODE = 'partition-id=0 num-partitions=1 allow="os"'
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -122,7 +125,7 @@ def test_a_sweep_file_is_somebody_elses_too(pictures, mine, typed):
         (["run", "-c", "attack=os:getcwd", "-c", "capture=1"], "not an attack"),
         (["run", "--allow", "os", "-c", "rounds=1"], "code is allowed by name, as package.module:Name"),
         (["data", "get", "MINE:Halve"], "not a data set"),
-        (["deploy", "client", "--superlink", "127.0.0.1:1", "--node-config", 'partition-id=0 allow="os"'], "allowed by name"),
+        (["deploy", "client", "--superlink", "127.0.0.1:1", "--node-config", NODE], "allowed by name"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(mine, typed, words, said):

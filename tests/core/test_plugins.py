@@ -206,5 +206,5 @@ def test_pieces_of_attacks_are_plugged_in_by_their_kind(outside):
             adversary.build(wrong)
     with pytest.raises(SpecError, match="makes a Power, not a prior"):
         adversary.build(f"matching(priors=[{name}:Power])")
-    with pytest.raises(SpecError, match="it names a objective"):
+    with pytest.raises(SpecError, match="it names an objective"):
         adversary.Matching(objective=adversary.Matching().optimizer)

@@ -99,9 +99,12 @@ def test_help_answers_without_heavy_imports():
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
+NODE = "partition-id=0 num-partitions=1"
+
+
 def test_a_client_whose_server_is_away_stops_when_told_to(tmp_path):
     files = make_certificates(tmp_path)
-    command = [*THORNS, "deploy", "client", "--superlink", f"127.0.0.1:{free_port()}", "--node-config", "partition-id=0"]
+    command = [*THORNS, "deploy", "client", "--superlink", f"127.0.0.1:{free_port()}", "--node-config", NODE]
     command += ["--root-certificates", str(files.authority), "--key", str(make_node_key(tmp_path, 0))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as client:
         assert any("waiting for it" in line for line in client.stdout)  # it waits for the server

@@ -51,7 +51,7 @@ def test_an_experiment_survives_its_file(tmp_path):
         ({"dataset": "minst"}, ["did you mean 'mnist'"]),
         ({"clients": 0}, ["clients = 0", "greater than or equal to 1"]),
         ({"fraction": 1.5, "rounds": -1}, ["fraction = 1.5", "rounds = -1"]),
-        ({"local-steps": 3}, ["kind 'delta'"]),
+        ({"local-steps": 3}, ["local steps need update='delta'"]),
         ({"split": "80-20"}, ["70/15/15"]),
         ({"min-clients": 11}, ["more than clients=10"]),
         ({"optimizer": "sgd(lr=-1)"}, ["lr=-1", "greater than 0"]),

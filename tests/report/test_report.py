@@ -154,7 +154,7 @@ def test_a_single_defended_run_that_only_naive_attackers_tried(small, tmp_path):
     page = Page(write_report(run.path))
     assert page.row("sign")[2].startswith("not decided the attack is too weak")
     assert "Some means are over no more than 6 targets" in page.words
-    assert "torn cannot be read" in page.words
+    assert "torn/attack.json cannot be read" in page.words
     assert "50.0% accuracy" in page.words
 
 
