@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from adversary.base import Attack, AttackError, Facts, Guess, Informed, Public
 from adversary.labels import LabelRule, infer
@@ -27,6 +27,8 @@ NATURAL = 1.5
 BELIEVED = 0.05
 """One minus the cosine above which a search that knows of no defense has explained nothing (ours)."""
 CLASS_MEAN = "class mean"
+KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.MaxPool2d)
+"""Layers behind which Gauss-Newton loses to signed Adam, at many times its cost: 12.3 against 15.0 dB on LeNet-5 (ours)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +60,11 @@ class Standard(Attack):
         rounds = facts.rounds if facts.repeats else 1
         return [Informed("", replace(self, rounds=rounds), "all that is known against the defense, and a choice by evidence")]
 
-    def members(self, seen: Observation, public: int) -> dict[str, Attack]:
-        """Who takes part, the strongest first."""
+    def members(self, seen: Observation, task: Task, public: int) -> dict[str, Attack]:
+        """Who takes part, the strongest first; Gauss-Newton only where the curvature says how an update changes."""
+        smooth = not any(isinstance(layer, KINKED) for layer in task.model.modules())
         searches: dict[str, Attack] = {
-            "gauss_newton": GaussNewton(labels=self.labels),
+            **({"gauss_newton": GaussNewton(labels=self.labels)} if smooth else {}),
             "lbfgs": CosineLBFGS(labels=self.labels, iterations=500),
             "signed adam": InvertingGradients(labels=self.labels, iterations=500),
         }
@@ -87,7 +90,7 @@ class Standard(Attack):
         ]
         variation = _variation(public.x[:, None])
         found = {"means": torch.stack(means), "variation": variation.quantile(0.99), "public": torch.tensor(len(public.x))}
-        for name, attack in self.members(seen, len(public.x)).items():
+        for name, attack in self.members(seen, task, len(public.x)).items():
             if attack.trained:
                 found |= {f"{name}/{key}": value for key, value in attack.learn(task, seen, public, rng).items()}
         return found
@@ -109,7 +112,7 @@ class Standard(Attack):
             for i, mean in enumerate(self._class_means(seen, task, streams)):
                 answers[i][CLASS_MEAN] = mean
         open_ = list(range(len(seen)))
-        for name, attack in self.members(seen[0], int(self.learned.get("public", 0))).items():
+        for name, attack in self.members(seen[0], task, int(self.learned.get("public", 0))).items():
             if not open_ or time.monotonic() > until:
                 break
             learned = {key.removeprefix(f"{name}/"): value for key, value in self.learned.items() if key.startswith(f"{name}/")}

@@ -33,8 +33,8 @@ def test_an_undefended_update_is_explained_by_the_first_member(tmp_path):
     asked = []
 
     class Counting(Standard):
-        def members(self, seen, public):
-            found = super().members(seen, public)
+        def members(self, seen, task, public):
+            found = super().members(seen, task, public)
             asked.append(list(found))
             return {"gauss_newton": found["gauss_newton"], "broken": Standard(labels="given")}
 
@@ -45,14 +45,20 @@ def test_an_undefended_update_is_explained_by_the_first_member(tmp_path):
 
 
 def test_who_knows_the_defense_takes_part_once():
-    seen, _ = seen_of(*digits(1, 1))
+    seen, task = seen_of(*digits(1, 1))
     told = replace(seen[0], knowledge=Knowledge(defense="gradient_dropout(p=0.6)"))
-    members = Standard().members(told, 600)
+    members = Standard().members(told, task, 600)
     assert len(members) == len(set(members.values())) >= 3
     assert any(attack.trained for attack in members.values())
-    assert not any(attack.trained for attack in Standard().members(told, 0).values())
+    assert not any(attack.trained for attack in Standard().members(told, task, 0).values())
     assert Standard().informed("none", Facts()) == []
     assert Standard().informed("sign", Facts(rounds=3, repeats=True))[0].attack == Standard(rounds=3)
+
+
+def test_gauss_newton_is_for_smooth_networks():
+    for model, expected in (("lenet", True), ("lenet5", False), ("lenet(activation='relu')", False)):
+        seen, task = seen_of(*digits(1, 1), model_text=model)
+        assert ("gauss_newton" in Standard().members(seen[0], task, 0)) is expected
 
 
 def test_what_explains_the_update_is_taken_whatever_it_looks_like(choosing):
