@@ -1,5 +1,6 @@
 """`standard`: one attack for everybody, as AutoAttack is for adversarial examples: several, and a choice by evidence."""
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from fl_app.core.local import LocalRule, Tensors, local_update
 from fl_app.core.observation import Observation, Task
 from fl_app.core.seeds import generator
 
+log = logging.getLogger("thorns")
 CERTAIN = 1e-4
 """Relative squared distance below which a reconstruction explains an update, so that nobody need search on (ours)."""
 NATURAL = 1.5
@@ -121,8 +123,9 @@ class Standard(Attack):
             own = [generator(streams[i].initial_seed(), name) for i in open_]
             try:
                 guess = attack.taught(learned).run([seen[i] for i in open_], task, own)
-            except AttackError:
-                continue  # one that cannot be run here leaves it to the others
+            except AttackError as error:  # one that cannot be run here leaves it to the others
+                log.info("standard goes on without %s: %s", name, error)
+                continue
             assert isinstance(guess, Guess)
             for place, i in enumerate(open_):
                 each = Guess(guess.x[place], guess.y[place], guess.loss[place])
