@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 
 from client_defenses import Memory
 from client_defenses.base import overrides
+from fl_app.client.aggregation import aggregation_mod
 from fl_app.client.policy import STATE_DIR, OwnConfig, Refused, check_run, own_assets, own_config
 from fl_app.client.secret import secret_draws
 from fl_app.client.state import ClientState, Kept
@@ -25,7 +26,7 @@ from fl_app.experiment.config import Experiment, from_run_config
 from fl_app.store.runs import RunDir
 
 log = logging.getLogger("thorns")
-app = ClientApp()
+app = ClientApp(mods=[aggregation_mod])
 MEMORY = "defense-memory"
 ANSWERED = "own-answers"
 Request = dict[str, Any]

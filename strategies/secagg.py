@@ -5,12 +5,11 @@ replies. Both are used here as they are, with records translated on either side 
 """
 
 import logging
-from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common import FitIns, FitRes, Parameters, parameters_to_ndarrays
@@ -27,10 +26,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fl_app.core.refusal import refusal
-from fl_app.core.wire import to_record, to_tensors
+from strategies.hidden import CannotHide, Hidden, like, shown, update_of
 
 log = logging.getLogger("thorns")
-EXAMPLES = "num-examples"
 
 
 def secagg_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -52,32 +50,15 @@ def secagg_mod(message: Message, context: Context, call_next: ClientAppCallable)
     message.content = RecordDict({**message.content, RECORD_KEY_CONFIGS: ConfigRecord(dict(configs))})
     try:
         return secaggplus_mod(message, context, plain)
-    except CannotMask as error:
+    except CannotHide as error:
         return refusal(message, f"secagg_mod: {error}")
-
-
-class CannotMask(ValueError):
-    """A reply that secure aggregation cannot mask; the message says why."""
 
 
 def _legacy(request: Message, reply: Message) -> Message:
     """The reply as Flower's mod reads it: arrays without names, in the order of the request."""
-    if reply.has_error():
-        raise CannotMask(reply.error.reason)
-    asked, arrays, metrics = _arrays(request), _arrays(reply), list(reply.content.metric_records.values())
-    number = metrics[0].get(EXAMPLES) if len(metrics) == 1 else None
-    if arrays.keys() != asked.keys() or not isinstance(number, int):
-        raise CannotMask(f"secure aggregation needs replies with the arrays of the request and {EXAMPLES} alone")
-    parameters = Parameters([arrays[name].data for name in asked], "numpy.ndarray")
-    result = FitRes(Status(Code.OK, ""), parameters, number, {})
+    arrays, number = update_of(request, reply)
+    result = FitRes(Status(Code.OK, ""), Parameters([array.data for array in arrays.values()], "numpy.ndarray"), number, {})
     return Message(fitres_to_recorddict(result, keep_input=True), reply_to=request)
-
-
-def _arrays(message: Message) -> ArrayRecord:
-    records = list(message.content.array_records.values())
-    if len(records) != 1:
-        raise CannotMask(f"secure aggregation needs one array record in a message, not {len(records)}")
-    return records[0]
 
 
 class _Asked(LegacyFedAvg):
@@ -98,8 +79,8 @@ class _Asked(LegacyFedAvg):
         return None, {}
 
 
-class SecAgg(Strategy):
-    """A strategy that is shown the weighted mean of a round in place of every reply; clients need `secagg_mod`.
+class SecAgg(Hidden):
+    """SecAgg+ around a strategy; clients need `secagg_mod`.
 
     `max_examples` is the most that a client may count, `clip` bounds each entry times its client's share of that. The mean
     comes back with an error of about 2 clip / 2^22 per entry. `threshold` is the share of the clients that must stay.
@@ -114,58 +95,31 @@ class SecAgg(Strategy):
         threshold: float = 0.5,
         timeout: float = 3600.0,
     ) -> None:
-        self.strategy = strategy
+        super().__init__(strategy)
         self.workflow = SecAggPlusWorkflow(1.0, threshold, max_weight=float(max_examples), clipping_range=clip, timeout=timeout)
-        self._replies: list[Message] = []
 
-    def summary(self) -> None:
-        """Delegate."""
-        self.strategy.summary()
-
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Run the whole protocol: it takes four exchanges of messages, and Strategy.start leaves room for one."""
-        requests = {
-            message.metadata.dst_node_id: message
-            for message in self.strategy.configure_train(server_round, arrays, config, grid)
-        }
-        self._replies = self._run(server_round, requests, grid)
-        return []
-
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Delegate, with what the protocol gave."""
-        found, self._replies = self._replies, []
-        return self.strategy.aggregate_train(server_round, found)
-
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Delegate."""
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Delegate."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
-
-    def _run(self, server_round: int, requests: dict[int, Message], grid: Grid) -> list[Message]:
+    def exchange(self, server_round: int, requests: dict[int, Message], grid: Grid) -> list[Message]:
+        """The four stages of Flower's workflow."""
         asked, flow, state = _Asked(list(requests)), self.workflow, WorkflowState()
         records = RecordDict(
             {MAIN_CONFIGS_RECORD: ConfigRecord({Key.CURRENT_ROUND: server_round}), MAIN_PARAMS_RECORD: ArrayRecord()}
         )
         context = LegacyContext(Context(0, SUPERLINK_NODE_ID, {}, records, {}), strategy=asked)
-        done = flow.setup_stage(grid, context, state)
-        # In place of the legacy instructions, which have no names: each node gets what the strategy wrote to it.
-        state.nid_to_fitins = {node: RecordDict(dict(message.content)) for node, message in requests.items()}
-        for stage in (flow.share_keys_stage, flow.collect_masked_vectors_stage, flow.unmask_stage):
-            done = done and stage(grid, context, state)
+        try:
+            done = flow.setup_stage(grid, context, state)
+            # In place of the legacy instructions, which have no names: each node gets what the strategy wrote to it.
+            state.nid_to_fitins = {node: RecordDict(dict(message.content)) for node, message in requests.items()}
+            for stage in (flow.share_keys_stage, flow.collect_masked_vectors_stage, flow.unmask_stage):
+                done = done and stage(grid, context, state)
+        except Exception as error:  # Flower's workflow takes replies for what they should be: one must not end the run
+            log.warning("round %d: a reply is not of the protocol: %s", server_round, type(error).__name__)
+            done = False
         reasons = {str(failure) for failure in state.failures}
         if reasons:
             log.warning("round %d: clients dropped out of the secure aggregation: %s", server_round, "; ".join(sorted(reasons)))
         if not done or asked.mean is None:
             log.warning("round %d: too few clients stayed for a secure aggregation, so nothing is known of them", server_round)
             return []
-        like = to_tensors(_arrays(next(iter(requests.values()))))
         values = parameters_to_ndarrays(asked.mean)
-        mean = {name: torch.from_numpy(value).to(one.dtype) for (name, one), value in zip(like.items(), values, strict=True)}
-        record = to_record(mean)
-        return [
-            Message(RecordDict({"arrays": record, "metrics": MetricRecord({EXAMPLES: number})}), reply_to=requests[node])
-            for node, number in asked.counts.items()
-        ]
+        mean = {name: torch.from_numpy(value) for name, value in zip(like(requests), values, strict=True)}
+        return shown(requests, asked.counts, mean)

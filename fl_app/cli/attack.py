@@ -184,7 +184,7 @@ def _show(console: Console, contenders: list[Contender]) -> None:
         console.print(f"[bold]{escape(one.session.attack)}[/bold]{escape(note)}", highlight=False, soft_wrap=True)
     console.print(_table([one.attacker for one in contenders], first.scoring.metrics))
     experiment = first.session.experiment
-    saw = f"the server saw {experiment.visibility} updates"
+    saw = f"the server saw {experiment.seen_in_words}"
     say(console, f"defense: {experiment.defense}; {saw}; mean ± half of the 95 % interval over targets")
     for one in contenders:
         done = [target for target in one.attacker.targets if target.done]

@@ -1,5 +1,6 @@
 """The secret that a client's own draws come from, so that a server that knows the run's seed can predict none of them."""
 
+import errno
 import logging
 import os
 import secrets
@@ -42,18 +43,12 @@ def secret_of(own: OwnConfig) -> bytes:
     path = Path(own.secret_seed_file).expanduser()
     try:
         if not path.exists():
-            _make_secret(path)
-        with path.open("rb") as stored:
-            mode = os.fstat(stored.fileno()).st_mode
-            text = stored.read(2 * SECRET_BYTES + 2)
+            make_private(path, (secrets.token_hex(SECRET_BYTES) + "\n").encode())
+        text = read_private(path, 2 * SECRET_BYTES + 2)
+        secret = bytes.fromhex(text.decode())
     except OSError as error:
         log.error("the secret seed file %s cannot be used: %s", path, error.strerror)
         raise Refused("this client's secret seed file cannot be used; its log says why") from None
-    if mode & 0o077:
-        log.error("%s can be read by others: chmod 600 it, or delete it and a new one is made", path)
-        raise Refused("this client's secret seed file cannot be used; its log says why")
-    try:
-        secret = bytes.fromhex(text.decode())
     except ValueError:
         secret = b""
     if len(secret) != SECRET_BYTES:
@@ -62,11 +57,20 @@ def secret_of(own: OwnConfig) -> bytes:
     return secret
 
 
-def _make_secret(path: Path) -> None:
+def read_private(path: Path, most: int) -> bytes:
+    """The first bytes of a file that nobody but its owner may read; OSError, also if others may."""
+    with path.open("rb") as stored:
+        if os.fstat(stored.fileno()).st_mode & 0o077:
+            raise PermissionError(errno.EPERM, "it can be read by others: chmod 600 it")
+        return stored.read(most)
+
+
+def make_private(path: Path, content: bytes) -> None:
+    """Write a file for its owner's eyes only, unless it is there by now."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(secrets.token_hex(SECRET_BYTES) + "\n")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+        out.write(content)
     try:
         os.link(temporary, path)  # unlike a rename it never takes the place of one that another process just made
     except FileExistsError:

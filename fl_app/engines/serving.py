@@ -13,6 +13,8 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_app.core.wire import to_record, to_tensors
 from fl_app.engines.beside import Beside, MakeBeside
+from fl_app.engines.metered import MeteredGrid
+from fl_app.engines.protocols import hidden
 from fl_app.engines.spent import spent
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.assets import Assets, assets_of, on_device, use_threads
@@ -48,7 +50,9 @@ class Finite(NamedTuple):
 class RoundEnd:
     """What happens after each round: evaluate when due, record, keep a checkpoint, stop if asked to."""
 
-    def __init__(self, assets: Assets, strategy: FedSGD, grid: Grid, run: RunDir, watcher: Watcher, done: int) -> None:
+    def __init__(
+        self, assets: Assets, strategy: FedSGD, grid: MeteredGrid, run: RunDir, watcher: Watcher, done: int
+    ) -> None:
         self.assets, self.strategy, self.grid, self.run, self.watcher = assets, strategy, grid, run, watcher
         self.done = done
         self.said: set[str] = set()
@@ -70,7 +74,8 @@ class RoundEnd:
         experiment = self.assets.experiment
         last = server_round == experiment.rounds
         line: dict[str, float | int] = {"round": server_round, "seconds": round(time.monotonic() - self.began, 3)}
-        line |= self.strategy.last_counts if server_round else {}
+        cost = self.grid.spent()
+        line |= {**self.strategy.last_counts, **cost} if server_round else {}
         line |= spent(self.assets, server_round)
         metrics = None
         if last or server_round % experiment.eval_every == 0:
@@ -162,27 +167,27 @@ def curious(fedsgd: FedSGD, experiment: Experiment, run: RunDir, beside: Beside 
     """The strategy with the curious hook around it, if the experiment asks for captures."""
     if not experiment.captured_rounds:
         return fedsgd
-    everyone = experiment.visibility == "aggregate"
     return Curious(
         fedsgd,
         Captures(run.path / "captures"),
         experiment.rule,
         rounds=experiment.captured_rounds,
-        clients=None if everyone else experiment.captured_clients,
-        visibility=experiment.visibility,
+        clients=None if experiment.seen == "aggregate" else experiment.captured_clients,
+        visibility=experiment.seen,
         on_capture=beside.on_capture if beside else None,
     )
 
 
 def serve(
-    grid: Grid, context: Context, watcher: Watcher, *, resume: bool = False, make_beside: MakeBeside | None = None
+    reached: Grid, context: Context, watcher: Watcher, *, resume: bool = False, make_beside: MakeBeside | None = None
 ) -> RunDir:
-    """Run an experiment, or go on with the one in its run directory."""
+    """Run an experiment with the clients that a grid reaches, or go on with the one in its run directory."""
     experiment = from_run_config(context.run_config)
     use_threads(experiment.threads)
-    if hasattr(grid, "pull_interval"):
-        grid.pull_interval = PULL_SECONDS  # Flower's in-memory grid sleeps 0.1 s between looks
+    if hasattr(reached, "pull_interval"):
+        reached.pull_interval = PULL_SECONDS  # Flower's in-memory grid sleeps 0.1 s between looks
     assets = assets_of(experiment)
+    grid = MeteredGrid(reached)
     fedsgd = build_strategy(experiment)
     fedsgd.roster.connected(grid)  # a federation that does not fit is refused before anything is written
     path = Path(experiment.run_dir) if experiment.run_dir else new_path(experiment, Path("runs"))
@@ -194,7 +199,7 @@ def serve(
 
 
 def _train(
-    grid: Grid,
+    grid: MeteredGrid,
     assets: Assets,
     fedsgd: FedSGD,
     path: Path,
@@ -222,7 +227,7 @@ def _train(
     weights = to_record({name: kept.weights[name] if kept else value for name, value in initial.items()})
     watcher.started(run, experiment, done)
     beside = make_beside(run, experiment) if make_beside else None
-    strategy = curious(fedsgd, experiment, run, beside)
+    strategy = hidden(curious(fedsgd, experiment, run, beside), experiment)
     if done:
         strategy = Resumed(strategy, done)  # outermost: the hook must see the true rounds
     after = RoundEnd(assets, fedsgd, grid, run, watcher, done)

@@ -14,12 +14,14 @@ from client_defenses.tools.accounting import epsilon
 from fl_app.core import plugins, spec
 from fl_app.core.errors import said
 from fl_app.core.local import LocalRule
+from fl_app.core.observation import Visibility
 from fl_app.core.selection import Selection, select
 from fl_app.data import DATASETS
 from fl_app.data.partitions import PARTITIONS
 from fl_app.data.splits import shares_of
 from fl_app.models import MODELS
 from strategies import optimizers
+from strategies.hidden import LEAST_CLIENTS, MOST_MASKED
 
 Value = bool | int | float | str
 # Bounds that follow from the data set and from memory are in `experiment.limits`.
@@ -91,8 +93,9 @@ class Experiment(BaseModel):
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="where gradients are computed: cpu, cuda or auto")
     capture: Numbers = Field("none", description="rounds whose updates are kept for attacks: 'none', 'all', '1', '1,3', '1-5'")
     capture_clients: Numbers = Field("all", description="clients whose updates are kept: 'all' or numbers such as '0,2'")
-    visibility: Literal["individual", "aggregate"] = Field(
-        "individual", description="what is kept: each client's update, or only their 'aggregate'"
+    visibility: Literal["individual", "aggregate", "secagg", "encrypted"] = Field(
+        "individual",
+        description="what the server sees: 'individual' updates, or the 'aggregate'; by a protocol: 'secagg', 'encrypted'",
     )
     attack: str = Field("none", description="attack on what is captured, see `thorns list attacks`; needs capture")
     grant: str = Field(
@@ -119,12 +122,27 @@ class Experiment(BaseModel):
         if self.min_clients > self.clients:
             raise ValueError(f"min-clients={self.min_clients} is more than clients={self.clients}")
         _ = self.rule
+        self._check_visibility()
         self._check_capture()
         if self.attack != "none":
             spec.single("attack", self.attack)  # that it can be built is checked where attacks are known: not by a client
             if not self.captured_rounds:
                 raise ValueError("an attack needs something to attack: set capture, e.g. capture=1 for the first round")
         return self
+
+    def _check_visibility(self) -> None:
+        if self.visibility == "individual" or (self.visibility == "aggregate" and not self.captured_rounds):
+            return
+        what = f"visibility='{self.visibility}'"
+        if self.capture_clients.strip().lower() != "all":
+            raise ValueError(f"{what} shows no single clients: leave capture-clients at 'all'")
+        if self.weighting != "examples":
+            raise ValueError(f"{what} is a mean by examples: it needs weighting='examples'")
+        asked = max(self.min_clients, round(self.fraction * self.clients))
+        if self.protocol and asked < LEAST_CLIENTS:
+            raise ValueError(f"{what} hides a client among others: it needs {LEAST_CLIENTS} in a round, not {asked}")
+        if self.visibility == "secagg" and asked > MOST_MASKED:
+            raise ValueError(f"{what} sums {MOST_MASKED} clients in a round at most, not {asked}: lower fraction")
 
     def _check_capture(self) -> None:
         if far := self.captured_rounds.beyond(self.rounds):
@@ -133,11 +151,21 @@ class Experiment(BaseModel):
             raise ValueError("capture-clients='none' keeps nothing: use capture='none'")
         if far := self.captured_clients.beyond(self.clients - 1):
             raise ValueError(f"capture-clients={self.capture_clients!r} names client {far[0]}, the last is {self.clients - 1}")
-        if self.captured_rounds and self.visibility == "aggregate":
-            if self.capture_clients.strip().lower() != "all":
-                raise ValueError("visibility='aggregate' shows no single clients: leave capture-clients at 'all'")
-            if self.weighting != "examples":
-                raise ValueError("visibility='aggregate' is a mean by examples: it needs weighting='examples'")
+
+    @property
+    def protocol(self) -> str:
+        """What hides updates from the server: 'secagg', 'encrypted', or '' if only what is kept of them is limited."""
+        return self.visibility if self.visibility in ("secagg", "encrypted") else ""
+
+    @property
+    def seen(self) -> Visibility:
+        """What there is to capture."""
+        return "individual" if self.visibility == "individual" else "aggregate"
+
+    @property
+    def seen_in_words(self) -> str:
+        """What the server saw, for people."""
+        return f"{self.seen} updates" + (f" (by {self.protocol})" if self.protocol else "")
 
     @property
     def captured_rounds(self) -> Selection:

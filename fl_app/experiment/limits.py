@@ -7,6 +7,7 @@ from fl_app.core.machine import gigabytes, memory
 from fl_app.data.partitions import check_partition
 from fl_app.data.splits import training_examples
 from fl_app.experiment.config import ConfigError, Experiment
+from strategies.ckks import MOST_BYTES, ciphertexts, tenseal
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -36,6 +37,10 @@ def check_limits(experiment: Experiment) -> None:
     _fits(size, COPIES * FLOAT * parameters, "take a smaller model")
     asked = max(experiment.min_clients, round(experiment.fraction * experiment.clients))
     _fits(f"the {asked} replies of a round", (COPIES + asked) * FLOAT * parameters, "lower clients or fraction")
+    if experiment.protocol == "encrypted":
+        tenseal()  # says now if it is missing
+        sealed = (asked + 2) * ciphertexts(parameters) * MOST_BYTES
+        _fits(f"the {asked} encrypted replies of a round", sealed, "lower clients or fraction, or take a smaller model")
 
 
 def _fits(what: str, size: int, advice: str) -> None:

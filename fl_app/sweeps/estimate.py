@@ -45,7 +45,7 @@ def amount(unit: Unit) -> float:
     if unit.attacking is None:
         return told.rounds * asked * told.rule.num_examples * told.local_steps
     rounds = sum(number in told.captured_rounds for number in range(1, told.rounds + 1))
-    clients = sum(number in told.captured_clients for number in range(told.clients)) if told.visibility == "individual" else 1
+    clients = sum(number in told.captured_clients for number in range(told.clients)) if told.seen == "individual" else 1
     return rounds * clients * adversary.build(unit.attacking.attack).cost(told.rule.num_examples, told.rule)
 
 

@@ -17,8 +17,8 @@ Grid = dict[str, list[Any]]
 Point = dict[str, Any]
 MOST = 10_000
 """More cells than this are a slip of the pen."""
-UNSEEN = {"capture": "none", "capture-clients": "all", "visibility": "individual"}
-"""What a training does not depend on if other clients are attacked."""
+UNSEEN = {"capture": "none", "capture-clients": "all"}
+"""What a training does not depend on if other clients are attacked; nor on visibility, unless that is a protocol."""
 
 
 def make_plan(sweep: Sweep, folder: Path, source: str, command: str) -> Plan:
@@ -96,7 +96,9 @@ class _Maker:
 
     def training(self, settings: Point) -> Unit:
         """The run whose accuracy counts."""
-        return self._run({**settings, **UNSEEN} if self.apart else settings, "training")
+        limited = settings.get("visibility") == "aggregate"
+        unseen = {**UNSEEN, **({"visibility": "individual"} if limited else {})}
+        return self._run({**settings, **unseen} if self.apart else settings, "training")
 
     def _run(self, settings: Point, kind: str, *more: str) -> Unit:
         """A run in a folder that its settings name: equal settings are one run, also if the sweep file changes."""

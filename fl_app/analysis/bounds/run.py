@@ -89,7 +89,7 @@ class Bounding:
             raise RunError(f"{run.path} has no captures of --rounds {rounds} --clients {clients}")
         self.assets: Assets = assets_of(self.experiment.changed(device="cpu"))
         self.rule = self.experiment.rule
-        self.aggregate = self.experiment.visibility == "aggregate"
+        self.aggregate = self.experiment.seen == "aggregate"
         if self.aggregate and self.rule.kind == "delta":
             raise RunError("the aggregate of several clients' local steps is no function of one batch: there is no bound")
         self.no_noise = why_not_noise(self.assets.defense, self.rule, aggregate=self.aggregate)

@@ -126,6 +126,8 @@ class AdaptiveGrid(Grid):
 
 
 def limit_of(message: Message) -> int:
-    """The most bytes that a reply may have: a few times the arrays that it answers."""
+    """The most bytes that a reply may have: a few times the arrays that it answers, or what the request says it expects."""
     arrays = message.content.array_records.values()
-    return SLACK_BYTES + MOST_TIMES * sum(len(array.data) for record in arrays for array in record.values())
+    expected = [record.get("reply-bytes", 0) for record in message.content.config_records.values()]
+    usual = MOST_TIMES * sum(len(array.data) for record in arrays for array in record.values())
+    return SLACK_BYTES + max([usual, *(number for number in expected if isinstance(number, int))])
