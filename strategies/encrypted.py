@@ -5,7 +5,7 @@ The key is the clients' alone. The server sees ciphertexts, numbers of examples,
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
@@ -81,7 +81,7 @@ def _open(key: Key, asked: dict[str, Any], request: Message, context: Context) -
     return Message(RecordDict({"arrays": to_record({"sum": key.open(sealed, entries)})}), reply_to=request)
 
 
-def _are_bytes(value: Any) -> bool:
+def _are_bytes(value: Any) -> TypeGuard[list[bytes]]:
     return isinstance(value, list) and all(isinstance(one, bytes) for one in value)
 
 
@@ -118,9 +118,9 @@ class Encrypted(Hidden):
         return [*shown(requests, counts, _as_tensors(mean, shapes)), *failed]
 
     def _ask(self, requests: dict[int, Message], entries: int, grid: Grid) -> list[Message]:
-        ask = {"stage": "seal", "most-examples": self.max_examples, "clients": len(requests)}
-        # `reply-bytes` is for our own grid, which else takes so long a reply for an attack on the server's memory.
-        record = ConfigRecord({**ask, "reply-bytes": ciphertexts(entries) * MOST_BYTES})
+        record = ConfigRecord({"stage": "seal", "most-examples": self.max_examples, "clients": len(requests)})
+        # For our own grid, which else takes so long a reply for an attack on the server's memory.
+        record["reply-bytes"] = ciphertexts(entries) * MOST_BYTES
         messages = [
             Message(RecordDict({**request.content, RECORD: record}), node, request.metadata.message_type)
             for node, request in requests.items()
@@ -139,7 +139,7 @@ class Encrypted(Hidden):
             raise CannotHide(f"it brings no ciphertexts, or {EXAMPLES} is not a whole number from 1 to {self.max_examples}")
         if told.get("key") != key:
             raise CannotHide("it is under another encryption key than most: give all clients the same key file")
-        total.add(sealed)  # type: ignore[arg-type]
+        total.add(sealed)
         return number
 
     def _opened(self, server_round: int, total: Sum, key: str, nodes: list[int], grid: Grid) -> Tensor | None:

@@ -146,6 +146,15 @@ class Condition:
         """Mean duration of a training round over the seeds."""
         return mean([seconds for run in self.trained.values() if (seconds := run.seconds_a_round) is not None])
 
+    def cost_a_round(self, key: str) -> float | None:
+        """Mean over the seeds of what a round spent, see `RunResult.cost_a_round`."""
+        return mean([spent for run in self.trained.values() if (spent := run.cost_a_round(key)) is not None])
+
+    @property
+    def seen_in_words(self) -> str:
+        """What the server saw of the clients that were attacked."""
+        return ", ".join(dict.fromkeys(run.experiment.seen_in_words for run in self.runs))
+
 
 def mean(values: Sequence[float]) -> float | None:
     """The mean; None of nothing."""

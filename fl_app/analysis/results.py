@@ -23,6 +23,8 @@ from fl_app.store.lines import read_lines
 from fl_app.store.runs import RunDir
 
 T = TypeVar("T")
+SPENT = ("sent_bytes", "received_bytes", "clients_seconds")
+"""What a round spends beside its own seconds, by the names in metrics.jsonl."""
 
 
 class AttackResult(NamedTuple):
@@ -80,6 +82,11 @@ class RunResult:
         steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(times) if b[1] >= a[1]]
         rounds = sum(step for step, _ in steps)
         return sum(seconds for _, seconds in steps) / rounds if rounds else None
+
+    def cost_a_round(self, key: str) -> float | None:
+        """Mean of what a round spent, one of SPENT; None of a run that did not count."""
+        found = [float(line[key]) for line in self.metrics if key in line]
+        return sum(found) / len(found) if found else None
 
 
 class CellResult(NamedTuple):

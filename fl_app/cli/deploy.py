@@ -176,6 +176,19 @@ def make_keys(
     typer.echo("for the server, and client-N.toml with what it may decide itself (--node-config client-N.toml)")
 
 
+@app.command("encryption-key")
+def make_encryption_key(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file; clients name it in their node config.")],
+) -> None:
+    """Make the key that all clients of a run with visibility=encrypted share; by one of them, and never for the server."""
+    from fl_app.engines.grpc.certificates import write_private
+    from strategies.ckks import Key
+
+    write_private(file, Key.make().to_bytes())
+    typer.echo(f"{file}: give it to every client and to nobody else, the server least of all; in its node config:")
+    typer.echo(f'encryption-key-file = "{file}"')
+
+
 def _prepare() -> None:
     """SIGTERM stops what was started; Flower's own log shows problems alone."""
     signal.signal(signal.SIGTERM, _terminated)

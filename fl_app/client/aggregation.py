@@ -40,7 +40,7 @@ def aggregation_mod(message: Message, context: Context, call_next: ClientAppCall
 
 
 def key_of(context: Context) -> "Key":
-    """This client's key: of the file in its node config, else of the run directory if that is on this machine."""
+    """The key of this client: of the file in its node config, else of the run directory if that is on this machine."""
     from strategies.ckks import CipherError, Key
 
     given = context.node_config.get(KEY_FILE)
@@ -53,7 +53,7 @@ def key_of(context: Context) -> "Key":
         else:
             path = Path(str(given)).expanduser()
         stamp = path.stat()
-        return _read(path, stamp.st_mtime_ns, stamp.st_size)
+        return _read(path, stamp.st_ctime_ns, stamp.st_size)
     except RunError:
         raise CipherError(f"this client has no encryption key: name its file in the node config, {KEY_FILE}=...") from None
     except OSError as error:

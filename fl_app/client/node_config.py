@@ -22,6 +22,8 @@ num-partitions = {clients}
 # min-examples = 16
 # Made at first use; without it, draws come from the operating system and cannot be repeated.
 # secret-seed-file = "secret-seed-{client}"
+# The clients' common key (thorns deploy encryption-key, by one of them); with it, only encrypted runs are answered.
+# encryption-key-file = "encryption.key"
 """
 
 

@@ -34,7 +34,7 @@ STATE_DIR = "state-dir"
 ALLOW = "allow"
 """Code from outside Thorns that a run may name here, as module:Name, by commas; it alone makes no own configuration either."""
 KEY_FILE = "encryption-key-file"
-"""The key that clients encrypt with: a client that has one answers encrypted runs alone. It makes no own configuration either."""
+"""The key that clients encrypt with; a client with one answers encrypted runs alone. It makes no own configuration either."""
 NOT_OWN = ("partition-id", "num-partitions", STATE_DIR, ALLOW, KEY_FILE)
 NAMED = ("dataset", "partition", "model", "optimizer", "defense")
 """The settings of a run that a client builds something from; attacks are none of its business."""

@@ -7,16 +7,20 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from fl_app.core.wire import TensorArray
+from fl_app.core.wire import HEADER, TensorArray
 
 
 def payload(content: RecordDict) -> int:
-    """Bytes of arrays, and of bytes in config records: what grows with the model; names and numbers are left out."""
+    """Bytes of numbers in arrays, and of bytes in config records: what grows with the model, on every engine the same."""
     total = 0
     for record in content.array_records.values():
         for array in record.values():
             # Within one process arrays are not made into bytes, and must not be for the sake of counting.
-            total += array.tensor.nbytes if isinstance(array, TensorArray) else len(array.data)
+            if isinstance(array, TensorArray):
+                total += array.tensor.nbytes
+            else:
+                header = HEADER.match(array.data)
+                total += len(array.data) - (header.end() if header else 0)
     for config in content.config_records.values():
         for value in config.values():
             parts = value if isinstance(value, list) else [value]

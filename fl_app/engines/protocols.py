@@ -7,13 +7,13 @@ from fl_app.experiment.config import Experiment
 
 def hidden(strategy: Strategy, experiment: Experiment) -> Strategy:
     """The strategy behind the protocol that the experiment's visibility names; itself if it names none."""
-    settings = {"max_examples": experiment.rule.num_examples, "timeout": experiment.round_timeout}
+    most, timeout = experiment.rule.num_examples, experiment.round_timeout
     if experiment.protocol == "secagg":
         from strategies.secagg import SecAgg
 
-        return SecAgg(strategy, **settings)
+        return SecAgg(strategy, max_examples=most, timeout=timeout)
     if experiment.protocol == "encrypted":
         from strategies.encrypted import Encrypted
 
-        return Encrypted(strategy, **settings)
+        return Encrypted(strategy, max_examples=most, timeout=timeout)
     return strategy

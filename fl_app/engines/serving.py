@@ -50,9 +50,7 @@ class Finite(NamedTuple):
 class RoundEnd:
     """What happens after each round: evaluate when due, record, keep a checkpoint, stop if asked to."""
 
-    def __init__(
-        self, assets: Assets, strategy: FedSGD, grid: MeteredGrid, run: RunDir, watcher: Watcher, done: int
-    ) -> None:
+    def __init__(self, assets: Assets, strategy: FedSGD, grid: MeteredGrid, run: RunDir, watcher: Watcher, done: int) -> None:
         self.assets, self.strategy, self.grid, self.run, self.watcher = assets, strategy, grid, run, watcher
         self.done = done
         self.said: set[str] = set()

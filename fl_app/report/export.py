@@ -15,7 +15,7 @@ from typing import Any
 
 from fl_app.analysis.attackers import Attacker, attackers_of, worst_informed
 from fl_app.analysis.conditions import conditions_of
-from fl_app.analysis.results import AttackResult, CellResult, RunResult, Study, read_study
+from fl_app.analysis.results import SPENT, AttackResult, CellResult, RunResult, Study, read_study
 from fl_app.analysis.verdict import verdict_of
 from fl_app.report.spreadsheet import csv_text
 from fl_app.scoring.base import Measure
@@ -169,6 +169,7 @@ def _training(cell: CellResult) -> dict[str, Any]:
         "test_loss": last.get("loss"),
         "rounds_done": run.rounds_done if run else 0,
         "seconds_a_round": run.seconds_a_round if run else None,
+        **{f"{key}_a_round": run.cost_a_round(key) if run else None for key in SPENT},
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fl_app.analysis.attackers import WORST_OF_ALL, Attacker
 from fl_app.analysis.conditions import Condition, floors_of, mean, measures_shown
+from fl_app.analysis.results import SPENT
 from fl_app.analysis.verdict import UNDECIDED, WEAK, verdict_of
 from fl_app.report.spreadsheet import csv_text
 from fl_app.report.tables import half, short, told
@@ -56,6 +57,7 @@ def summary_csv(conditions: Sequence[Condition]) -> str:
                 f"{name}_max": max(values, default=None),
             }
         row |= {"epsilon": one.epsilon, "delta": one.delta, "seconds_a_round": one.seconds_a_round}
+        row |= {f"{key}_a_round": one.cost_a_round(key) for key in SPENT}
         verdict = verdict_of(one)
         row |= {"verdict": verdict.words, "verdict_reasons": "; ".join(verdict.reasons)}
         for prefix, find in (("naive_", one.naive), ("informed_", one.informed)):

@@ -221,7 +221,7 @@ def attackers(conditions: Sequence[Condition]) -> Table:
             Entry(one.who),
             Entry(one.attack, style="code"),
             Entry(told(one)),
-            Entry(f"{one.visibility} updates"),
+            Entry(condition.seen_in_words),
             number(len(one.targets), 0),
             number(one.failed, 0),
             *(_leak(one, name, measure) for name, measure in measures.items()),
@@ -234,24 +234,39 @@ def attackers(conditions: Sequence[Condition]) -> Table:
 
 def cost(conditions: Sequence[Condition]) -> Table:
     """One row per condition: what training and attacking it took."""
-    heads = ("s / round", "of undefended", "training, s", "naive attack, s / target", "informed attack, s / target")
-    columns = [Head("#"), Head("setting", number=False), *(Head(head) for head in heads)]
-    plain = {repr(one.others): one.seconds_a_round for one in conditions if one.undefended}
+    heads = ("s / round", "of undefended", "waiting for clients, s", "to clients, MB", "from clients, MB", "training, s")
+    attacks = ("naive attack, s / target", "informed attack, s / target")
+    columns = [Head("#"), Head("setting", number=False), *(Head(head) for head in (*heads, *attacks))]
+    # Undefended is also without a protocol, if that was run: those come last and stay.
+    bare = sorted((one for one in conditions if one.undefended), key=lambda one: not any(_protocols(one)))
+    plain = {_beside(one): one.seconds_a_round for one in bare}
     rows = []
     for one in conditions:
-        base, seconds = plain.get(repr(one.others)), one.seconds_a_round
+        base, seconds = plain.get(_beside(one)), one.seconds_a_round
         total = mean([float(run.metrics[-1]["seconds"]) for run in one.trained.values() if run.metrics])
+        carried = [one.cost_a_round(key) for key in ("sent_bytes", "received_bytes")]
         rows.append(
             [
                 Entry(str(one.number), "", one.number),
                 Entry(one.label, style="name"),
                 significant(seconds),
                 number(seconds / base if seconds is not None and base else None, 2),
+                significant(one.cost_a_round("clients_seconds")),
+                *(significant(None if size is None else size / 1e6) for size in carried),
                 number(total, 1),
                 *(significant(_per_target(attacker)) for attacker in (one.naive(), one.told())),
             ]
         )
     return Table("cost", columns, rows, [])
+
+
+def _protocols(one: Condition) -> list[str]:
+    return [run.experiment.protocol for run in one.trained.values()]
+
+
+def _beside(one: Condition) -> str:
+    """What it must share with a condition to cost more or less than it by defense and protocol alone."""
+    return repr({key: value for key, value in one.others.items() if key != "visibility"})
 
 
 def _per_target(attacker: Attacker | None) -> float | None:

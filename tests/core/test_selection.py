@@ -29,6 +29,11 @@ def test_selections(text, chosen):
         ({"capture": "all", "visibility": "aggregate", "capture_clients": "0"}, "shows no single clients"),
         ({"capture": "all", "visibility": "aggregate", "weighting": "equal"}, "weighting='examples'"),
         ({"visibility": "partial"}, "individual"),
+        ({"visibility": "secagg", "capture_clients": "0"}, "shows no single clients"),
+        ({"visibility": "encrypted", "weighting": "equal"}, "weighting='examples'"),
+        ({"visibility": "secagg", "clients": 2}, "needs 3 in a round, not 2"),
+        ({"visibility": "encrypted", "clients": 10, "fraction": 0.2}, "needs 3 in a round, not 2"),
+        ({"visibility": "secagg", "clients": 2000}, "1024 clients in a round at most"),
     ],
     ids=str,
 )

@@ -15,13 +15,10 @@ from rich.console import Console
 from client_defenses import defense_mod
 from fl_app import client_app
 from fl_app.cli.attack import attack_run
-from fl_app.core.wire import to_record, to_tensors
 from fl_app.engines.inline import InlineGrid
-from fl_app.engines.serving import build_strategy
-from fl_app.experiment.assets import assets_of
-from fl_app.models import parameters_of
 from fl_app.store.captures import Captures
 from helpers.engines import captures_of, go, same, weights_of
+from helpers.hidden import start
 from strategies import Curious
 from strategies.secagg import SecAgg, secagg_mod
 
@@ -29,31 +26,11 @@ STEP = 2 * 8.0 / 2**22
 """The quantisation of an entry at the clip of 8."""
 
 
-class Watched(InlineGrid):
-    """Keeps every reply that the server gets."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.replies = []
-
-    def send_and_receive(self, messages, *, timeout=None):
-        replies = list(super().send_and_receive(messages, timeout=timeout))
-        self.replies += replies
-        return replies
-
-
 def masked_app(train=client_app.train, *behind):
     app = ClientApp(mods=[secagg_mod, *behind])
     app.train()(train)
     app.query("identify")(client_app.identify)
     return app
-
-
-def start(experiment, app, wrap=lambda strategy: strategy, rounds=1):
-    grid = Watched(app, experiment.clients, experiment.run_config())
-    weights = to_record(parameters_of(assets_of(experiment).model))
-    strategy = wrap(build_strategy(experiment))
-    return to_tensors(strategy.start(grid, weights, num_rounds=rounds).arrays), grid
 
 
 def masked(strategy):
@@ -197,3 +174,38 @@ def test_a_plain_request_and_a_reply_that_cannot_be_masked_are_refused_in_one_li
     assert "secagg_mod: secure aggregation needs replies with the arrays of the request and num-examples alone" in reasons(grid)
     _, grid = start(one_step, masked_app(client_app.train, defense_mod("gradient", defense="prun")), masked)
     assert any(why.startswith("secagg_mod: defense_mod: ") and "did you mean 'prune'" in why for why in reasons(grid))
+
+
+def test_a_run_that_asks_for_it_goes_through_the_protocol(small, tmp_path):
+    settings = {"rounds": 3, "capture": "1", "optimizer": "sgd(lr=1)"}
+    plain, secure = (
+        go(small.changed(visibility=kind, run_dir=str(tmp_path / kind), **settings)) for kind in ("aggregate", "secagg")
+    )
+    assert not same(weights_of(plain), weights_of(secure))
+    for name, value in weights_of(plain).items():
+        torch.testing.assert_close(weights_of(secure)[name], value, rtol=0, atol=1e-3)
+    (mean,), (seen,) = captures_of(plain), captures_of(secure)
+    assert (seen.visibility, seen.client, seen.num_examples) == ("aggregate", -1, small.clients * small.batch_size)
+    assert all((seen.update[name] - value).abs().max() < 2 * STEP for name, value in mean.update.items())
+    # What each round cost: eight bytes for an entry in place of four, and the keys.
+    first, last = (run.metrics()[-1] for run in (plain, secure))
+    size = 4 * small.clients * sum(value.numel() for value in weights_of(plain).values())
+    assert first["sent_bytes"] == first["received_bytes"] == size
+    assert size < last["sent_bytes"] < 1.2 * size
+    assert 2 * size < last["received_bytes"] < 2.2 * size
+    assert last["clients_seconds"] > 0
+
+
+def test_a_reply_that_is_not_of_the_protocol_does_not_end_the_run(one_step, caplog):
+    def wrong(message, context, call_next):
+        reply = secagg_mod(message, context, call_next)
+        if context.node_config["partition-id"] == 1 and Key.PUBLIC_KEY_1 in reply.content.get(RECORD_KEY_CONFIGS, {}):
+            reply.content[RECORD_KEY_CONFIGS] = ConfigRecord({"nonsense": 1})
+        return reply
+
+    app = ClientApp(mods=[wrong])
+    app.train()(client_app.train)
+    app.query("identify")(client_app.identify)
+    weights, _ = start(one_step, app, masked)
+    assert weights == {}
+    assert "a reply is not of the protocol: KeyError" in caplog.text

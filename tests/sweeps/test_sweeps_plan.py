@@ -75,6 +75,8 @@ def test_equal_runs_are_shared(plan):
     assert units_of(plan(("clients = 3", "clients = [3, 2]"))) == (6 + 12, 12)  # the training does not know the targets
     assert units_of(plan(("rounds = 3", "rounds = [3, 5]"))) == (12 + 6, 6)  # nor do the targets know its length
     assert units_of(plan(("rounds = 3", 'rounds = 3\nvisibility = ["individual", "aggregate"]'))) == (6 + 12, 12)
+    hidden = ("rounds = 3", 'rounds = 3\nvisibility = ["individual", "secagg"]'), ("clients = 2", "clients = 3")
+    assert units_of(plan(*hidden)) == (12 + 12, 12)  # a protocol is part of the training: it has its costs and its rounding
     assert units_of(plan(("seeds = [0, 1]", 'seeds = [0, 1]\ngrant = "labels"'))) == (12, 6)
     twice = plan(("idlg(iterations=2)", "idlg(iterations={2,3})"))
     assert units_of(twice) == (12, 12)  # one run serves every attack
