@@ -23,8 +23,8 @@ ALLOWED = {
     "adversary": {CORE, STORE, MODELS, "adversary"},
     "adversary/informed": {CORE, STORE, MODELS, "adversary", "client_defenses"},
     "fl_app/experiment": FLOOR | {EXPERIMENT},
-    # No attack, no strategy: what runs at a client is what a client needs.
-    "fl_app/client": {CORE, STORE, MODELS, DATA, EXPERIMENT, CLIENT, "client_defenses"},
+    # No attack, and of the strategies the client's half of a protocol alone: what runs at a client is what a client needs.
+    "fl_app/client": {CORE, STORE, MODELS, DATA, EXPERIMENT, CLIENT, "client_defenses", "strategies"},
     "fl_app/client_app.py": {CORE, STORE, MODELS, DATA, EXPERIMENT, CLIENT, "client_defenses"},
     "fl_app/engines": FLOOR | {EXPERIMENT, CLIENT, "fl_app.client_app", ENGINES},
     "fl_app/attacking": FLOOR | {EXPERIMENT, "adversary", ATTACKING},
