@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from fl_app.core.wire import HEADER, TensorArray
+from fl_app.engines.around import GridAround
 
 
 def payload(content: RecordDict) -> int:
@@ -28,11 +28,11 @@ def payload(content: RecordDict) -> int:
     return total
 
 
-class MeteredGrid(Grid):
+class MeteredGrid(GridAround):
     """Any grid, with a count of what goes through it."""
 
     def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+        super().__init__(grid)
         self._sent = self._received = 0
         self._seconds = 0.0
 
@@ -41,33 +41,6 @@ class MeteredGrid(Grid):
         found = {"sent_bytes": self._sent, "received_bytes": self._received, "clients_seconds": round(self._seconds, 4)}
         self._sent, self._received, self._seconds = 0, 0, 0.0
         return found
-
-    def set_run(self, run: Run) -> None:
-        """Set the run."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run."""
-        return self._grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Make a message."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """The connected nodes."""
-        return self._grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; their ids."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies that are there."""
-        return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send messages, collect the replies, count both."""

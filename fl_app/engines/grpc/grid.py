@@ -5,12 +5,12 @@ import time
 from collections.abc import Iterable
 from typing import cast
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid
 
+from fl_app.engines.around import GridAround
 from fl_app.engines.grpc.packing import Packed, announced, pack_content, unpack_message
 from fl_app.engines.grpc.polling import Backoff
 from fl_app.engines.grpc.pulling import BadReply, Puller
@@ -21,35 +21,17 @@ CLOCK_SECONDS = 10.0
 MOST_TIMES, SLACK_BYTES = 4, 1_000_000
 
 
-class AdaptiveGrid(Grid):
+class AdaptiveGrid(GridAround):
     """A Grid around Flower's own, that looks for replies after milliseconds, and less often the longer it waits."""
 
     def __init__(self, grid: Grid, longest: float = 0.5) -> None:
-        self._grid, self._backoff = grid, Backoff(longest=longest)
+        super().__init__(grid)
+        self._backoff = Backoff(longest=longest)
         self._asked: dict[str, Message] = {}
         """Messages that wait for their reply, by id."""
         self._puller = Puller(grid) if isinstance(grid, HttpGrid) else None
         self._packing: set[int] = set()
         """Nodes that can read packed messages; Flower's own SuperNodes cannot."""
-
-    def set_run(self, run: Run) -> None:
-        """Set the run."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run."""
-        return self._grid.run
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        """Make a message."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """The connected nodes."""
-        return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; their ids."""
