@@ -7,13 +7,17 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fl_app import client_app, engines
+from fl_app.analysis.conditions import conditions_of
+from fl_app.analysis.results import CellResult, read_run
 from fl_app.client.policy import KEY_FILE
 from fl_app.core.wire import to_record
 from fl_app.engines.serving import build_strategy
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment import limits
 from fl_app.experiment.assets import assets_of
+from fl_app.experiment.runs import create_run
 from fl_app.models import parameters_of
+from fl_app.report import tables
 from helpers.engines import captures_of, go, same, weights_of
 from helpers.hidden import Watched, start
 from strategies.ckks import MOST_BYTES, Key
@@ -200,3 +204,29 @@ def test_a_model_whose_ciphertexts_do_not_fit_is_refused(small, monkeypatch):
     monkeypatch.setattr(limits, "memory", lambda: 10**6)
     with pytest.raises(ValueError, match="the 3 encrypted replies of a round would take"):
         engines.run(small.changed(visibility="encrypted"), "inline", Watcher())
+
+
+def test_the_key_of_a_command_is_for_its_owner_alone_and_never_overwritten(tmp_path, typed):
+    file = tmp_path / "encryption.key"
+    assert "the server least of all" in typed("deploy", "encryption-key", str(file)).stdout
+    assert file.stat().st_mode & 0o077 == 0
+    before = Key.from_bytes(file.read_bytes()).name
+    assert "exists" in typed("deploy", "encryption-key", str(file)).stderr
+    assert Key.from_bytes(file.read_bytes()).name == before
+
+
+def test_a_report_says_what_hiding_costs_beside_a_plain_run(small, tmp_path):
+    cells = []
+    for kind, seconds, carried in (("individual", 1.0, 4_000_000), ("encrypted", 5.0, 70_000_000)):
+        run = create_run(tmp_path / kind, small.changed(visibility=kind, run_dir=str(tmp_path / kind), rounds=1))
+        run.record({"round": 0, "seconds": 0.0, "accuracy": 0.1})
+        run.record({"round": 1, "seconds": seconds, "accuracy": 0.5, "received_bytes": carried, "sent_bytes": 0})
+        read = read_run(tmp_path / kind)
+        cells.append(CellResult(kind, {"defense": "none", "visibility": kind}, 0, read, read, None))
+    conditions = conditions_of(cells)
+    table = tables.cost(conditions)
+    heads = [column.title for column in table.columns]
+    shown = [dict(zip(heads, (entry.text for entry in row), strict=True)) for row in table.rows]
+    assert [row["of undefended"] for row in shown] == ["1.00", "5.00"]
+    assert [row["from clients, MB"] for row in shown] == ["4", "70"]
+    assert [one.seen_in_words for one in conditions] == ["individual updates", "aggregate updates (by encrypted)"]
