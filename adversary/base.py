@@ -1,7 +1,7 @@
 """What an attack is asked and what it answers. There is no way from here to the clients' data."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,29 @@ class AttackError(ValueError):
     """An attack that cannot be run on these observations; the message says why."""
 
 
+class Other(NamedTuple):
+    """What one member of an attack makes of a target: x (examples, *shape), y int64 (examples,)."""
+
+    x: Tensor
+    y: Tensor
+
+
 class Guess(NamedTuple):
     """x: (targets, examples, *shape) in the task's space; y: int64 (targets, examples); loss: (targets,), the attack's own."""
 
     x: Tensor
     y: Tensor
     loss: Tensor
+    others: Sequence[Mapping[str, Other]] = ()
+    """Of an attack with several members, what each of them found, by target: only scoring may choose by truth."""
+    remark: str = ""
+    """What has to be known to repeat it beside the settings, such as that the clock ended a search."""
+
+    @classmethod
+    def stacked(cls, targets: "Sequence[tuple[Tensor, Tensor, Tensor] | Guess]") -> Self:
+        """One answer about several targets, from (x, y, loss) of each."""
+        x, y, loss = zip(*((one[0], one[1], one[2]) for one in targets), strict=True)
+        return cls(torch.stack(x), torch.stack(y), torch.stack(loss))
 
 
 class Belief(NamedTuple):
@@ -162,7 +179,16 @@ def _checked_guess(guess: Guess, seen: Sequence[Observation], task: Task) -> Gue
     expected = (len(seen), seen[0].num_examples, *task.space.shape)
     if guess.x.shape != expected or guess.y.shape != expected[:2] or guess.loss.shape != expected[:1]:
         raise AttackError(f"the attack answered with the shape {tuple(guess.x.shape)}, not {expected}: this is a bug in it")
-    return Guess(task.space.clamp(guess.x.detach()), guess.y.detach(), guess.loss.detach())
+    others = [{name: _checked_other(name, one, expected[1:], task) for name, one in each.items()} for each in guess.others]
+    if len(others) not in (0, len(seen)):
+        raise AttackError(f"the attack handed on others for {len(others)} of {len(seen)} targets: this is a bug in it")
+    return Guess(task.space.clamp(guess.x.detach()), guess.y.detach(), guess.loss.detach(), others, guess.remark)
+
+
+def _checked_other(name: str, other: Other, expected: tuple[int, ...], task: Task) -> Other:
+    if other.x.shape != expected or other.y.shape != expected[:1]:
+        raise AttackError(f"{name} answered with the shape {tuple(other.x.shape)}, not {expected}: this is a bug in it")
+    return Other(task.space.clamp(other.x.detach()), other.y.detach())
 
 
 def _checked_belief(belief: Belief, seen: Sequence[Observation]) -> Belief:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
@@ -10,13 +10,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from adversary.base import Attack, AttackError, Facts, Guess, Informed, Public
+from adversary.base import Attack, AttackError, Facts, Guess, Informed, Other, Public
+from adversary.exact.peeling import Peeling
 from adversary.labels import LabelRule, infer
 from adversary.objectives import Cosine, Relative
 from adversary.presets import CosineLBFGS, GaussNewton, InvertingGradients
 from adversary.priors import total_variation
 from adversary.search.matching import Matching
 from adversary.search.optimizers import Count
+from adversary.search.progress import within
 from fl_app.core.local import LocalRule, Tensors, local_update
 from fl_app.core.observation import Observation, Task
 from fl_app.core.seeds import generator
@@ -29,6 +31,8 @@ NATURAL = 1.5
 BELIEVED = 0.05
 """One minus the cosine above which a search that knows of no defense has explained nothing (ours)."""
 CLASS_MEAN = "class mean"
+EXACT: dict[str, Callable[..., Attack]] = {"peeling": Peeling}
+"""Who solves for the examples instead of searching, and refuses networks and batches that it is not for."""
 KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.MaxPool2d)
 """Layers behind which Gauss-Newton loses to signed Adam, at many times its cost: 12.3 against 15.0 dB on LeNet-5 (ours)."""
 
@@ -45,7 +49,7 @@ class Standard(Attack):
     trained: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
     minutes: Annotated[float, Field(gt=0)] = 5.0
-    """Per target: whoever has not begun by then is left out."""
+    """Per target: each member gets an equal share of what is left, after which its search ends with the best that it has."""
     labels: LabelRule = "count"
     rounds: Count = 1
     """Match so many rounds of a client with one reconstruction, if it was granted that its examples repeat."""
@@ -66,6 +70,7 @@ class Standard(Attack):
         """Who takes part, the strongest first; Gauss-Newton only where the curvature says how an update changes."""
         smooth = not any(isinstance(layer, KINKED) for layer in task.model.modules())
         searches: dict[str, Attack] = {
+            **{name: exact(labels=self.labels) for name, exact in EXACT.items()},
             **({"gauss_newton": GaussNewton(labels=self.labels)} if smooth else {}),
             "lbfgs": CosineLBFGS(labels=self.labels, iterations=500),
             "signed adam": InvertingGradients(labels=self.labels, iterations=500),
@@ -108,25 +113,32 @@ class Standard(Attack):
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Ask one member after the other about the targets that nobody has explained yet."""
-        until = time.monotonic() + 60 * self.minutes * len(seen)
+        until, cut = time.monotonic() + 60 * self.minutes * len(seen), list[str]()
         answers: list[dict[str, _Answer]] = [{} for _ in seen]
         if self.learned:
             for i, mean in enumerate(self._class_means(seen, task, streams)):
                 answers[i][CLASS_MEAN] = mean
         open_ = list(range(len(seen)))
-        for name, attack in self.members(seen[0], task, int(self.learned.get("public", 0))).items():
-            if not open_ or time.monotonic() > until:
+        members = self.members(seen[0], task, int(self.learned.get("public", 0)))
+        for number, (name, attack) in enumerate(members.items()):
+            left = until - time.monotonic()
+            if not open_:
                 break
+            if left <= 0:
+                cut.append(name)
+                continue
             learned = {key.removeprefix(f"{name}/"): value for key, value in self.learned.items() if key.startswith(f"{name}/")}
             if attack.trained and not learned:
                 continue
             own = [generator(streams[i].initial_seed(), name) for i in open_]
             try:
-                guess = attack.taught(learned).run([seen[i] for i in open_], task, own)
+                with within(left / (len(members) - number)) as limit:
+                    guess = attack.taught(learned).run([seen[i] for i in open_], task, own)
             except AttackError as error:  # one that cannot be run here leaves it to the others
                 log.info("standard goes on without %s: %s", name, error)
                 continue
             assert isinstance(guess, Guess)
+            cut += [name] * limit.cut
             for place, i in enumerate(open_):
                 each = Guess(guess.x[place], guess.y[place], guess.loss[place])
                 answers[i][name] = _answer(each, seen[i], task, likely=isinstance(attack, Matching) and attack.space.trained)
@@ -136,7 +148,11 @@ class Standard(Attack):
         if not all(answers):
             raise AttackError("no member of standard can be run here: name one of them to see why")
         chosen = [self._choice(each, one.knowledge.defense is None) for each, one in zip(answers, seen, strict=True)]
-        return Guess(*(torch.stack(column) for column in zip(*((a.x, a.y, a.distance) for a in chosen), strict=True)))
+        others = [{name: Other(one.x, one.y) for name, one in each.items()} for each in answers]
+        remark = f"ended by the clock: {', '.join(cut)}" if cut else ""
+        if remark:
+            log.warning("standard, %g minutes a target, %s: another machine may answer otherwise", self.minutes, remark)
+        return Guess.stacked([(one.x, one.y, one.distance) for one in chosen])._replace(others=others, remark=remark)
 
     def _class_means(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> list["_Answer"]:
         found = []

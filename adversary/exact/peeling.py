@@ -56,7 +56,7 @@ class Peeling(Attack):
             y = label_inference.infer(self.labels, one, task, stream).to(_like(one).device)
             x = self._peel(one, y, task, stream)
             answers.append(Guess(x, y, cosine(local_update(task.model, one.params, x, y, one.rule), one.update)))
-        return Guess(*(torch.stack(column) for column in zip(*answers, strict=True)))
+        return Guess.stacked(answers)
 
     def _peel(self, seen: Observation, y: Tensor, task: Task, stream: torch.Generator) -> Tensor:
         observed, start = as_gradient(seen), None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
+from torch import Tensor
 
 from adversary import labels as label_inference
 from adversary import objectives
@@ -76,7 +77,7 @@ class Matching(Attack):
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Attack the targets in groups that share the weights of a round."""
-        guesses: dict[int, Guess] = {}
+        guesses: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         for group in self._groups(seen):
             targets: list[Target] = [tuple(seen[i] for i in members) for members in group]
             own = [streams[members[0]] for members in group]
@@ -87,9 +88,8 @@ class Matching(Attack):
             found = Problem(self, targets, task, own, classes).solve()
             for place, members in enumerate(group):
                 for i in members:
-                    guesses[i] = Guess(found.x[place], found.y[place], found.loss[place])
-        ordered = [guesses[i] for i in range(len(seen))]
-        guess = Guess(*(torch.stack(column) for column in zip(*ordered, strict=True)))
+                    guesses[i] = found.x[place], found.y[place], found.loss[place]
+        guess = Guess.stacked([guesses[i] for i in range(len(seen))])
         for observer in self.observers:
             guess = observer.clean(guess, seen, task, streams)
         return guess

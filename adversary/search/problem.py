@@ -13,7 +13,7 @@ from adversary.base import Guess
 from adversary.priors import Scene
 from adversary.search.checkpoint import Attempt, Checkpoint
 from adversary.search.observers import Local
-from adversary.search.progress import Pace
+from adversary.search.progress import Pace, out_of_time
 from adversary.search.views import view_of
 from fl_app.core.local import Gradient, Step, Tensors, local_update
 from fl_app.core.observation import Observation, Task
@@ -152,13 +152,15 @@ class Problem:
         settings = self.attack.optimizer
         best = self._attempt()
         for _ in range(settings.restarts - 1):
+            if out_of_time():
+                break
             open_ = [i for i, loss in enumerate(best.loss.tolist()) if not loss < settings.solved]
             if not open_:
                 break
             again = self._only(open_)._attempt()
             better = [(i, place) for place, i in enumerate(open_) if not again.loss[place] >= best.loss[i]]
             for i, place in better:
-                for kept, new in zip(best, again, strict=True):
+                for kept, new in ((best.x, again.x), (best.y, again.y), (best.loss, again.loss)):
                     kept[i] = new[place]
         return best
 
@@ -179,6 +181,7 @@ class Problem:
             at.iteration += 1
             last = self.progress + 1 / self.objective.stages >= 1  # a change of the objective moves all of them again
             at.over |= at.iteration == settings.iterations or (last and at.steps.settled)
+            at.over |= not at.over and out_of_time()
         checkpoint.keep(at)
         winner = torch.where(at.best_loss.isfinite(), at.best_loss, torch.inf).argmin(1)
         pick = torch.arange(len(winner), device=winner.device), winner

@@ -1,5 +1,6 @@
 """Attackers on a setting, the targets of all seeds together, and which of them is the worst for the client."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
@@ -19,6 +20,8 @@ class Attacker:
         self.parts = list(parts)
         first = parts[0]
         self.asked, self.attack, self.who, self.ledger = first.asked, first.attack, first.who, first.ledger
+        self.by_truth = first.by_truth
+        """Whether it is the worst member of an attack on each target, and not what the attack answered."""
 
     @property
     def informed(self) -> bool:
@@ -30,6 +33,11 @@ class Attacker:
         """Who it is in a word or two, with the attack's name."""
         attack = self.asked.partition("(")[0]
         return attack if self.who == "attack" else f"{self.who}, {attack}"
+
+    def members(self, metric: str) -> dict[str, int]:
+        """Who the worst members were by a metric, and on how many targets, the most frequent first."""
+        names = Counter(one.by_truth[metric].member for one in self.targets if metric in one.by_truth)
+        return dict(names.most_common())
 
     @cached_property
     def targets(self) -> list[TargetScore]:
@@ -76,9 +84,9 @@ class Attacker:
 
 
 def attackers_of(attacks: Iterable[AttackResult]) -> list[Attacker]:
-    """The attackers behind some results, those who were told nothing first."""
+    """The attackers behind some results, those who were told nothing first; behind one with members, the worst of them."""
     found: dict[tuple[object, ...], list[AttackResult]] = {}
-    for attack in attacks:
+    for attack in (view for one in attacks for view in one.views):
         found.setdefault((attack.asked, attack.who, attack.grants), []).append(attack)
     return sorted((Attacker(parts) for parts in found.values()), key=lambda one: one.informed)
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from fl_app.analysis.attackers import Attacker, attackers_of, worst, worst_informed, worst_naive
 from fl_app.analysis.results import AttackResult, CellResult, RunResult, measures_of
@@ -14,6 +14,14 @@ from fl_app.scoring.target import Row
 
 APART = ("dataset", "split", "partition", "model", "targets")
 """Settings between which accuracies or leakage are not compared: each combination has its own curves and blind floors."""
+
+
+class Find(Protocol):
+    """Who is the worst by a metric: by answers, or by the truth where there are members."""
+
+    def __call__(self, metric: str, *, by_truth: bool = False) -> Attacker | None:
+        """The attacker, if there is one."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class Condition:
 
     @cached_property
     def attackers(self) -> list[Attacker]:
-        """Who attacked it."""
+        """Who attacked it; beside an attack with members, the worst of them on each target by truth."""
         found = [attack for run in self.runs for attack in run.attacks]
         return attackers_of(one for one in found if not self.asked or one.asked in self.asked)
 
@@ -86,22 +94,31 @@ class Condition:
 
     def run_of(self, part: AttackResult) -> RunResult:
         """The run that an attack was on."""
-        return next(run for run in self.runs if part in run.attacks)
+        return next(run for run in self.runs if part.folder in [one.folder for one in run.attacks])
 
-    def naive(self, metric: str = "psnr") -> Attacker | None:
-        """The worst attacker by a metric who was not told of the defense."""
-        return worst_naive(self.attackers, metric, self.measures[metric])
+    @property
+    def answering(self) -> list[Attacker]:
+        """The attackers with what they answered, chosen without the truth."""
+        return [one for one in self.attackers if not one.by_truth]
 
-    def informed(self, metric: str = "psnr") -> Attacker | None:
+    def naive(self, metric: str = "psnr", *, by_truth: bool = False) -> Attacker | None:
+        """The worst attacker by a metric who was not told of the defense, by its answers or by its worst members."""
+        return worst_naive(self.attackers if by_truth else self.answering, metric, self.measures[metric])
+
+    def informed(self, metric: str = "psnr", *, by_truth: bool = False) -> Attacker | None:
         """The worst of all attackers by a metric; None if nobody was told of the defense."""
-        return worst_informed(self.attackers, metric, self.measures[metric])
+        return worst_informed(self.attackers if by_truth else self.answering, metric, self.measures[metric])
 
     def told(self, metric: str = "psnr") -> Attacker | None:
         """The worst attacker by a metric of those alone who were told of the defense."""
-        return worst([one for one in self.attackers if one.informed], metric, self.measures[metric])
+        return worst([one for one in self.answering if one.informed], metric, self.measures[metric])
+
+    def answered(self, metric: str = "psnr") -> Attacker | None:
+        """The worst attacker by a metric, by what it answered."""
+        return worst(self.answering, metric, self.measures[metric])
 
     def worst(self, metric: str = "psnr", server_round: int | None = None) -> Attacker | None:
-        """The attacker to whom most is leaked by a metric, over all rounds or in one."""
+        """The attacker to whom most is leaked by a metric, over all rounds or in one: by truth where it has members."""
         return worst(self.attackers, metric, self.measures[metric], server_round)
 
     @property

@@ -21,6 +21,8 @@ class Finding(NamedTuple):
     """Over all targets; its interval belongs to the mean."""
     target: str = ""
     """The target that the value is of; empty for the mean over all."""
+    answered: float | None = None
+    """What the attack answered itself, where the value is that of its worst member by truth."""
 
     @property
     def threshold(self) -> float:
@@ -55,10 +57,11 @@ class Finding(NamedTuple):
         unit, sign = f" {self.measure.unit}".rstrip(), self.sign if self.beaten else "against"
         what = f"worst target ({self.target})" if self.target else "mean"
         interval = " [{:.3g}, {:.3g}]".format(*self.interval) if self.interval else ""
+        answered = f" (answered {self.answered:.3g}{unit})" if self.answered is not None else ""
         n, failed = self.summary.n, self.summary.failed
         return (
-            f"{who(self.attacker)} (granted: {self.attacker.ledger}): {self.metric} {what} {self.value:.3g}{unit}{interval} "
-            f"{sign} {self.threshold:g}{unit}, {n} targets{f', {failed} failed' * (failed > 0)}"
+            f"{who(self.attacker)} (granted: {self.attacker.ledger}): {self.metric} {what} {self.value:.3g}{unit}{interval}"
+            f"{answered} {sign} {self.threshold:g}{unit}, {n} targets{f', {failed} failed' * (failed > 0)}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -66,13 +69,14 @@ class Finding(NamedTuple):
         low, high = self.interval or (None, None)
         about = {key: getattr(self.attacker, key) for key in ("who", "asked", "attack", "ledger")}
         found = {"metric": self.metric, "value": self.value, "low": low, "high": high, "target": self.target}
+        found |= {"by_truth": self.attacker.by_truth, "answered": self.answered}
         judged = {"n": self.summary.n, "failed": self.summary.failed, "threshold": self.threshold, "beaten": self.beaten}
         return {**about, **found, **judged, "folder": str(self.attacker.parts[0].folder)}
 
 
 def who(attacker: Attacker) -> str:
     """An attacker with its whole attack."""
-    return f"{attacker.who} {attacker.attack}".removeprefix("attack ")
+    return f"{attacker.who}{' of' if attacker.by_truth else ''} {attacker.attack}".removeprefix("attack ")
 
 
 def findings_of(attacker: Attacker, limits: Limits, *, single: bool = False) -> list[Finding]:

@@ -75,12 +75,19 @@ class Ruling:
 
 
 def judge_attack(cell: str, attack: AttackResult, limits: Limits, *, worst: bool = False) -> Ruling:
-    """Hold one attack against the thresholds: its mean over targets, or with `worst` its best success on a single one."""
+    """Hold one attack against the thresholds: its mean over targets, or with `worst` its best success on a single one.
+
+    Of an attack with members both are judged, what it answered and the worst of them on each target by truth.
+    """
     attacker = Attacker([attack])
     if attacker.failed == len(attacker.targets):
         reason = next((one.reason for one in attacker.targets), "it has no targets")
         return Ruling(doubts=[f"'{cell}': {who(attacker)}: none of {attacker.failed} targets was scored: {reason}"])
     found = findings_of(attacker, limits, single=worst)
+    answered = {one.metric: one.value for one in found}
+    for view in attack.views[1:]:
+        members = findings_of(Attacker([view]), limits, single=worst)
+        found += [one._replace(answered=answered.get(one.metric)) for one in members]
     ruling = Ruling([Judged(cell, one) for one in found])
     for name, metrics in limits.items():
         if not any(one.metric in metrics for one in found):

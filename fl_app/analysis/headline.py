@@ -20,10 +20,12 @@ def _accuracy(condition: Condition) -> str:
     return f"{value:.1%} accuracy{share}"
 
 
-def _reach(attacker: Attacker) -> str:
-    similarity = attacker.mean("ssim")
+def _reach(condition: Condition, attacker: Attacker) -> str:
+    similarity, answered = attacker.mean("ssim"), condition.answered() if attacker.by_truth else None
     words = f"{METRICS['psnr'].text(attacker.mean('psnr'))} dB PSNR"
-    return words + (f" (SSIM {METRICS['ssim'].text(similarity)})" if similarity is not None else "")
+    own = [f"SSIM {METRICS['ssim'].text(similarity)}"] * (similarity is not None)
+    own += [f"the answers {METRICS['psnr'].text(answered.mean('psnr'))} dB"] if answered is not None else []
+    return words + (f" ({'; '.join(own)})" if own else "")
 
 
 def headline(conditions: Sequence[Condition]) -> list[str]:
@@ -44,7 +46,7 @@ def headline(conditions: Sequence[Condition]) -> list[str]:
             who = "Without a defense" if one.undefended else f"With {one.label}"
             shown = f" ({limits})" if len(attacked) == 1 else ""
             sentences.append(
-                f"{who} the worst attacker ({worst.name}) reaches {_reach(worst)} at {_accuracy(one)}: it {words}{shown}."
+                f"{who} the worst attacker ({worst.name}) reaches {_reach(one, worst)} at {_accuracy(one)}: it {words}{shown}."
             )
     defended = [pair for pair in attacked if not pair[0].undefended]
     if len(attacked) > 1 and defended:
@@ -72,7 +74,7 @@ def _defended(judged: Sequence[tuple[Condition, Verdict]], limits: str) -> str:
         return f"Of {len(judged)} defended settings none is shown to hold: {failing} fail the limits ({limits}){undecided}."
     best = max(holding, key=lambda one: mean(list(one.accuracies.values())) or 0.0)
     worst = best.worst()
-    reach = f"; the worst attacker ({worst.name}) reaches {_reach(worst)}" if worst else ""
+    reach = f"; the worst attacker ({worst.name}) reaches {_reach(best, worst)}" if worst else ""
     naive = " No informed attacker has tried it." if best.informed() is None else ""
     return (
         f"{len(holding)} of {len(judged)} defended settings keep every attacker within the limits ({limits}), "

@@ -25,6 +25,8 @@ from fl_app.store.runs import RunDir
 T = TypeVar("T")
 SPENT = ("sent_bytes", "received_bytes", "clients_seconds")
 """What a round spends beside its own seconds, by the names in metrics.jsonl."""
+WORST_MEMBER = "worst member by truth"
+"""Whose figures these are: no attacker knows which of its members is closest, but a defense must hold against each."""
 
 
 class AttackResult(NamedTuple):
@@ -44,12 +46,23 @@ class AttackResult(NamedTuple):
     seconds: float | None
     measures: dict[str, Measure]
     """Plugged-in metrics, as metrics.json describes them."""
+    by_truth: bool = False
+    """Whether the figures are those of the worst member on each target, and not what the attack answered."""
 
     @property
     def ledger(self) -> str:
         """What the attacker was told beyond the protocol."""
         told = next((one.ledger for one in self.targets if one.done), "")
         return told or ", ".join(self.grants) or "nothing"
+
+    @property
+    def views(self) -> "list[AttackResult]":
+        """What it answered, and, where it has members, what the worst of them reached on each target by truth."""
+        if not any(one.by_truth for one in self.targets):
+            return [self]
+        who = WORST_MEMBER if self.who == "attack" else f"{self.who}, {WORST_MEMBER}"
+        worst = [one.at_worst for one in self.targets]
+        return [self, self._replace(who=who, targets=worst, floors={}, seconds=None, by_truth=True)]
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,10 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(condition: Condition, limits: Limits | None = None) -> Verdict:
-    """A condition fails if any attacker's mean is beyond any threshold: those of its measures, or others."""
+    """A condition fails if any attacker's mean is beyond any threshold: those of its measures, or others.
+
+    Of an attack with members that is the mean of the worst on each target by truth: a defense is as good as its worst attacker.
+    """
     limits = limits or limits_of(condition.measures)
     found = _findings(condition.attackers, limits)
     if not found:
@@ -64,7 +67,7 @@ def _findings(attackers: Sequence[Attacker], limits: Limits) -> list[Finding]:
 
 def _too_weak(condition: Condition, limits: Limits) -> list[str]:
     """Why nothing follows from an attack that stays within the limits; empty if it could have told."""
-    found, worst, plain = [], condition.worst("psnr"), condition.plain
+    found, worst, plain = [], condition.answered("psnr"), condition.plain
     blind = floors_of([condition]) or (floors_of([plain]) if plain else {})
     floor = summarize(blind.get("class mean", []), "psnr").mean
     reached = worst.mean("psnr") if worst is not None else None

@@ -91,8 +91,8 @@ def answers_of(session: CaptureSession, keys: list[Key]) -> list[Answer]:
             found.append(Answer(key, failed[key]))
             continue
         try:
-            _, y, loss, notes = load_guess(guess_path(session.folder, key))
-            found.append(Answer(key, "", tuple(y.tolist()), loss, notes))
+            kept = load_guess(guess_path(session.folder, key))
+            found.append(Answer(key, "", tuple(kept.y.tolist()), kept.loss, kept.notes))
         except ValueError as error:
             found.append(Answer(key, str(error)))
     return found
@@ -105,9 +105,8 @@ def unexplained(session: AuditSession, keys: list[Key]) -> list[float]:
         path = guess_path(session.folder, (seen.server_round, seen.client))
         if not path.exists():
             continue
-        x, y, _, _ = load_guess(path)
-        theirs = foreign.fitted(seen, model)
-        ours = local_update(model, theirs.params, x, y, theirs.rule)
+        kept, theirs = load_guess(path), foreign.fitted(seen, model)
+        ours = local_update(model, theirs.params, kept.x, kept.y, theirs.rule)
         a, b = (torch.cat([each[name].flatten() for name in theirs.update]) for each in (ours, theirs.update))
         found.append(float((a - b).norm() / b.norm()))
     return found

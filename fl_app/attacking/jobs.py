@@ -138,9 +138,10 @@ def _run_group(job: Job, attack: Attack, task: Task, members: Sequence[Member]) 
     seconds = (time.monotonic() - began) / len(members)
     outcomes = []
     for place, (key, seen) in enumerate(members):
+        granted, remark = ", ".join(seen.knowledge.ledger), getattr(answer, "remark", "")
         notes = {
             "attack": job.attack,
-            "ledger": ", ".join(seen.knowledge.ledger) or "nothing beyond the protocol",
+            "ledger": (granted or "nothing beyond the protocol") + (f"; {remark}" if remark else ""),
             "visibility": seen.visibility,
             "seconds": f"{seconds:.3f}",
         }
@@ -150,7 +151,8 @@ def _run_group(job: Job, attack: Attack, task: Task, members: Sequence[Member]) 
             elif not bool(answer.loss[place].isfinite()):
                 raise AttackError("every attempt diverged")
             else:
-                save_guess(guess_path(job.out, key), answer.x[place], answer.y[place], answer.loss[place], notes)
+                others = answer.others[place] if answer.others else {}
+                save_guess(guess_path(job.out, key), answer.x[place], answer.y[place], answer.loss[place], notes, others)
             outcomes.append(Outcome(key, "done", "", seconds))
         except (AttackError, RunError, OSError) as error:
             outcomes.append(Outcome(key, "failed", str(error), seconds, final=isinstance(error, AttackError)))

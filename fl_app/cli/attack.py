@@ -12,7 +12,7 @@ from rich.table import Table
 
 import adversary
 from fl_app.analysis.attackers import WORST_OF_ALL, Attacker, worst_informed
-from fl_app.analysis.results import read_attack
+from fl_app.analysis.results import WORST_MEMBER, read_attack
 from fl_app.attacking.attackers import AT_ONCE, informed_of, sessions_of, who_of
 from fl_app.attacking.audit import of_another_app
 from fl_app.attacking.jobs import Outcome, parts_of
@@ -182,7 +182,7 @@ def _show(console: Console, contenders: list[Contender]) -> None:
     for one in contenders:
         note = "" if one.session.who == "attack" else f" {one.session.who}"
         console.print(f"[bold]{escape(one.session.attack)}[/bold]{escape(note)}", highlight=False, soft_wrap=True)
-    console.print(_table([one.attacker for one in contenders], first.scoring.metrics))
+    console.print(_table(_every([one.attacker for one in contenders]), first.scoring.metrics))
     experiment = first.session.experiment
     saw = f"the server saw {experiment.seen_in_words}"
     say(console, f"defense: {experiment.defense}; {saw}; mean ± half of the 95 % interval over targets")
@@ -201,11 +201,20 @@ def _show(console: Console, contenders: list[Contender]) -> None:
         say(console, f"{name} is unavailable: {reason}")
 
 
+def _every(attackers: Sequence[Attacker]) -> list[Attacker]:
+    """Attackers as they answered, each with its worst members by truth behind it where it has members."""
+    return [Attacker([view]) for one in attackers for view in one.parts[0].views]
+
+
 def _table(attackers: Sequence[Attacker], metrics: Mapping[str, Metric]) -> Table:
     """One row per metric: each attacker, the informed figure where somebody knows the defense, and the floors."""
     floors = attackers[0].floors()
     told = any(one.informed for one in attackers)
-    heads = [*(one.who for one in attackers), *(["worst\nof all"] if told else []), *(f"floor:\n{name}" for name in floors)]
+    heads = [
+        *(one.who.replace(WORST_MEMBER, "worst member\nby truth") for one in attackers),
+        *(["worst\nof all"] if told else []),
+        *(f"floor:\n{name}" for name in floors),
+    ]
     table = Table("", *heads, box=None, header_style="bold", padding=(0, 1, 0, 0))
     for name, metric in metrics.items():
         entries = [_number(one.summary(name), interval=True) for one in attackers]
@@ -225,7 +234,7 @@ def _success(attacker: Attacker) -> float:
 
 def _say_worst(console: Console, contenders: list[Contender]) -> None:
     """The informed figures and whose they are."""
-    attackers, found = [one.attacker for one in contenders], []
+    attackers, found = _every([one.attacker for one in contenders]), []
     measures: dict[str, Measure] = {key: one for key, one in contenders[0].scoring.metrics.items() if one.shown == "tables"}
     for name, measure in measures.items():
         one = worst_informed(attackers, name, measure)

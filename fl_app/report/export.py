@@ -77,7 +77,9 @@ def targets(study: Study) -> Rows:
         for attack in cell.attacks:
             for one in attack.targets:
                 place = {"ledger": one.ledger or None, "round": one.round, "client": one.client, "status": one.status}
-                values = {metric: one.values.get(metric) for metric in measures}
+                values: dict[str, Any] = {metric: one.values.get(metric) for metric in measures}
+                for metric, worst in one.by_truth.items():
+                    values |= {f"{metric}_by_truth": worst.value, f"{metric}_by_truth_member": worst.member}
                 rest = {"loss": one.loss, "visibility": one.visibility or None, "seconds": one.seconds}
                 rows.append({**about, **_who(attack), **place, "reason": one.reason or None, **values, **rest})
         rows += _missing(cell, about)
@@ -101,9 +103,9 @@ def summary(study: Study) -> Rows:
         about, attacks = _about(study, cell, cell.attacked), cell.attacks
         trained = _about(study, cell, cell.training) if cell.training else {}
         about |= {f"training_{key}": value for key, value in trained.items() if value != about.get(key)} | _training(cell)
-        worst = _worst_of_all(attacks, measures)
+        of_all = _worst_of_all(attacks, measures)
         for attack in attacks:
-            attacker = Attacker([attack])
+            attacker, *members = [Attacker([view]) for view in attack.views]
             row = {**about, **_who(attack), "ledger": attack.ledger, "status": "done", "reason": None}
             row |= verdicts[cell.name] | {
                 "targets": len(attack.targets),
@@ -113,12 +115,14 @@ def summary(study: Study) -> Rows:
             for metric in measures:
                 found = attacker.summary(metric)
                 row |= {f"{metric}_{part}": getattr(found, part) for part in ("mean", "low", "high", "n")}
+                for worst in (each.summary(metric) for each in members):
+                    row |= {f"{metric}_by_truth_{part}": getattr(worst, part) for part in ("mean", "low", "high")}
             # Floors are kept once, beside the attack as it was asked for.
             twin = next((one for one in attacks if one.asked == attack.asked and one.floors), attack)
             for floor in FLOORS:
                 blind, name = twin.floors.get(floor, []), floor.replace(" ", "_")
                 row |= {f"floor_{name}_{metric}": summarize(blind, metric).mean for metric in measures}
-            rows.append(row | worst)
+            rows.append(row | of_all)
         rows += _missing(cell, about)
     return rows
 
@@ -137,9 +141,12 @@ def _worst_of_all(attacks: Sequence[AttackResult], measures: Mapping[str, Measur
     """The informed figure of a cell by each metric, and whose it is; missing where nobody knew the defense."""
     attackers, row = attackers_of(attacks), dict[str, Any]()
     for metric, measure in measures.items():
-        found = worst_informed(attackers, metric, measure)
+        found = worst_informed([one for one in attackers if not one.by_truth], metric, measure)
         row |= {f"informed_{metric}": found.mean(metric) if found else None}
         row |= {f"informed_{metric}_who": found.who if found else None}
+        members = worst_informed(attackers, metric, measure)
+        if members is not None and members.by_truth:
+            row |= {f"informed_{metric}_by_truth": members.mean(metric), f"informed_{metric}_by_truth_who": members.who}
     return row
 
 

@@ -1,17 +1,17 @@
 """The numbers of a report as files: CSV in full precision, with the folders that they come from, and a table for LaTeX."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fl_app.analysis.attackers import WORST_OF_ALL, Attacker
-from fl_app.analysis.conditions import Condition, floors_of, mean, measures_shown
-from fl_app.analysis.results import SPENT
+from fl_app.analysis.conditions import Condition, Find, floors_of, mean, measures_shown
+from fl_app.analysis.results import SPENT, WORST_MEMBER
 from fl_app.analysis.verdict import UNDECIDED, WEAK, verdict_of
 from fl_app.report.spreadsheet import csv_text
 from fl_app.report.tables import half, short, told
-from fl_app.scoring.base import PLACES
+from fl_app.scoring.base import PLACES, Measure
 from fl_app.scoring.score import Summary, summarize
 
 SPECIAL = {
@@ -62,6 +62,10 @@ def summary_csv(conditions: Sequence[Condition]) -> str:
         row |= {"verdict": verdict.words, "verdict_reasons": "; ".join(verdict.reasons)}
         for prefix, find in (("naive_", one.naive), ("informed_", one.informed)):
             row |= _leaks({name: find(name) for name in measures}, prefix)
+            worst = {name: find(name, by_truth=True) for name in measures}
+            for name, each in worst.items():
+                if each is not None and each.by_truth:
+                    row |= _parts(f"{prefix}by_truth_{name}", each.summary(name))
         rows.append(row)
     return csv_text(rows)
 
@@ -98,18 +102,21 @@ def latex(conditions: Sequence[Condition], title: str) -> str:
     """The summary as a table environment; needs the package booktabs."""
     measures = measures_shown(conditions, "tables")
 
-    def leak(find: Callable[[str], Attacker | None], *, informed: bool) -> list[str]:
+    def figure(one: Attacker, name: str, measure: Measure) -> str:
+        found = one.summary(name)
+        interval = half(found, measure)
+        text = measure.text(found.mean) + (f" $\\pm$ {interval}" if interval else "")
+        return f"\\textbf{{{text}}}" if measure.leaks(found.mean) else text
+
+    def leak(find: Find, *, informed: bool) -> list[str]:
         entries = []
         for name, measure in measures.items():
-            one = find(name)
+            one, worst = find(name), find(name, by_truth=True)
             if one is None:
                 entries.append("--")
                 continue
-            found = one.summary(name)
-            interval = half(found, measure)
-            text = measure.text(found.mean) + (f" $\\pm$ {interval}" if interval else "")
-            text = f"\\textbf{{{text}}}" if measure.leaks(found.mean) else text
-            entries.append(text + ("$^n$" if informed and not one.informed else ""))
+            members = f" [{figure(worst, name, measure)}]" if worst is not None and worst.by_truth else ""
+            entries.append(figure(one, name, measure) + ("$^n$" if informed and not one.informed else "") + members)
         return entries
 
     lines = []
@@ -125,6 +132,8 @@ def latex(conditions: Sequence[Condition], title: str) -> str:
         )
     titles, number = " & ".join(latex_text(measure.title) for measure in measures.values()), len(measures)
     words = f"Mean $\\pm$ half of the 95\\,\\% interval over targets; bold: beyond the limit; informed: {WORST_OF_ALL}"
+    if any(attacker.by_truth for one in conditions for attacker in one.attackers):
+        words += f"; in brackets: the {WORST_MEMBER}"
     head = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",

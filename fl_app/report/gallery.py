@@ -83,7 +83,7 @@ def _ranks(number: int) -> dict[str, int]:
 def _part(attacker: Attacker, run: RunResult, key: tuple[int, int]) -> tuple[Path, TargetScore] | None:
     """The folder and the score of an attacker's work on a target of a run."""
     for part in attacker.parts:
-        if part in run.attacks:
+        if part.folder in [one.folder for one in run.attacks]:
             return next(((part.folder, target) for target in part.targets if target.key == key), None)
     return None
 
@@ -98,7 +98,7 @@ def _numbers(target: TargetScore) -> str:
 
 def exhibit(condition: Condition, *, every: bool = False) -> Exhibit | None:
     """The gallery of a condition, or every target; None if it was not attacked. Data that cannot be had is said, not raised."""
-    worst = condition.worst()
+    worst = condition.answered()  # the pictures on disk are its answers
     if worst is None:
         return None
     beside = [one for one in (condition.naive(), condition.told()) if one is not None]

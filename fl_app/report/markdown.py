@@ -9,7 +9,7 @@ from scipy import stats
 from fl_app.analysis.attackers import Attacker
 from fl_app.analysis.conditions import Condition, conditions_of, floors_of, mean, missing
 from fl_app.analysis.headline import cautions, headline
-from fl_app.analysis.results import Study
+from fl_app.analysis.results import WORST_MEMBER, Study
 from fl_app.analysis.verdict import verdict_of
 from fl_app.report.paper import Figures, paper_value
 from fl_app.scoring.score import Summary, summarize
@@ -125,7 +125,7 @@ class ResultTable:
             for stage, server_round in enumerate(attacker.rounds, 1):
                 targets = [target for target in attacker.targets if target.round == server_round]
                 failed = sum(not target.done for target in targets)
-                who = attacker.who if attacker.informed else "naive"
+                who = attacker.who if attacker.informed else f"naive, {WORST_MEMBER}" if attacker.by_truth else "naive"
                 name = f"{who}, {attacker.asked.partition('(')[0] if self.brief else f'`{attacker.asked}`'}"
                 count = f"{len(targets)}" + (f" ({failed} failed)" if failed else "")
                 cells = [self._cell(one, attacker, column, stage, targets) for column in self.columns]

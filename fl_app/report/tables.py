@@ -116,11 +116,27 @@ def _kept(one: Condition) -> Entry:
 
 
 def _naive(metric: str, one: Condition) -> Entry:
-    return _leak(one.naive(metric), metric, one.measures[metric])
+    return _two(one.naive(metric), one.naive(metric, by_truth=True), metric, one.measures[metric])
 
 
 def _informed(metric: str, one: Condition) -> Entry:
-    return _leak(one.informed(metric), metric, one.measures[metric])
+    return _two(one.informed(metric), one.informed(metric, by_truth=True), metric, one.measures[metric])
+
+
+def _two(answered: Attacker | None, worst: Attacker | None, metric: str, measure: Measure) -> Entry:
+    """What was answered, with the worst member by truth below it where there are members; marked if either leaks."""
+    entry = _leak(answered, metric, measure)
+    if worst is None or not worst.by_truth:
+        return entry
+    members = leak_entry(worst.summary(metric), measure)
+    small = "; ".join(text for text in (entry.small, f"by truth {members.text} {members.small}".rstrip()) if text)
+    hint = f"{entry.hint}; {worst.name}: {in_numbers(worst.members(metric))}"
+    return entry._replace(small=small, style=members.style or entry.style, hint=hint)
+
+
+def in_numbers(members: Mapping[str, int]) -> str:
+    """Members with the number of targets on which each was the worst."""
+    return ", ".join(f"{name} {number}" for name, number in members.items())
 
 
 def _leak(attacker: Attacker | None, metric: str, measure: Measure) -> Entry:
@@ -219,7 +235,7 @@ def attackers(conditions: Sequence[Condition]) -> Table:
             Entry(str(condition.number), "", condition.number),
             Entry(condition.label, style="name"),
             Entry(one.who),
-            Entry(one.attack, style="code"),
+            Entry(one.attack, in_numbers(one.members("psnr")) if one.by_truth else "", style="code"),
             Entry(told(one)),
             Entry(condition.seen_in_words),
             number(len(one.targets), 0),

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from fl_app.analysis.attackers import Attacker
-from fl_app.analysis.results import AttackResult, CellResult, Study
+from fl_app.analysis.results import WORST_MEMBER, AttackResult, CellResult, Study
 from fl_app.scoring.metrics import METRICS
 from fl_app.store.files import RunError
 
@@ -60,14 +60,15 @@ def _attack(out: Any, attack: AttackResult) -> None:
     """Means over the targets of each round, as one curve per metric and attack."""
     name = f"{attack.who} {attack.folder.name}"
     out.add_text(name, _lines({"attack": attack.attack, "asked": attack.asked, "granted": attack.ledger}))
-    attacker = Attacker([attack])
+    attacker, *members = [Attacker([view]) for view in attack.views]
     for server_round in attacker.rounds:
         failed = sum(not target.done for target in attacker.targets if target.round == server_round)
         out.add_scalar(f"failed targets/{name}", failed, server_round)
         for metric in (*METRICS, *attack.measures):
-            mean = attacker.summary(metric, server_round).mean
-            if mean is not None:
-                out.add_scalar(f"{metric}/{name}", mean, server_round)
+            for one, suffix in ((attacker, ""), *((one, f", {WORST_MEMBER}") for one in members)):
+                mean = one.summary(metric, server_round).mean
+                if mean is not None:
+                    out.add_scalar(f"{metric}/{name}{suffix}", mean, server_round)
     for picture in PICTURES:
         if (attack.folder / picture).exists():
             out.add_image(f"{name}/{picture.removesuffix('.png')}", _pixels(attack.folder / picture), dataformats="HWC")

@@ -1,16 +1,22 @@
 """What an attack answered about one target, read from disk and held against the truth."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fl_app.core.observation import Key
 from fl_app.scoring.base import Metric, Tools
 from fl_app.scoring.score import score
-from fl_app.scoring.target import TargetScore
+from fl_app.scoring.target import ByTruth, Row, TargetScore
 from fl_app.store.reconstructions import CandidateScores, guess_path, load_answer
+
+ANSWER = "the answer"
+"""What an answer is called that is none of its members' own."""
 
 
 class ScoredAnswer(NamedTuple):
@@ -37,10 +43,27 @@ def score_answer(
         if isinstance(answer, CandidateScores):
             return ScoredAnswer(_done(key, answer.notes))
         scores = score(answer.x, answer.y, *truth, metrics, tools)
+        row = scores.row()
+        members = {
+            name: row if torch.equal(x, answer.x) and torch.equal(y, answer.y) else score(x, y, *truth, metrics, tools).row()
+            for name, (x, y) in answer.others.items()
+            if bool(x.isfinite().all())  # one that diverged costs no more than itself
+        }
     except ValueError as error:
         return _failed(key, str(error))
-    target = _done(key, answer.notes, loss=answer.loss, values=scores.row(), unavailable=scores.unavailable)
-    return ScoredAnswer(target, answer.x[scores.order])
+    target = _done(key, answer.notes, loss=answer.loss, values=row, unavailable=scores.unavailable)
+    return ScoredAnswer(replace(target, by_truth=_worst(row, members, metrics)), answer.x[scores.order])
+
+
+def _worst(answered: Row, members: Mapping[str, Row], metrics: Mapping[str, Metric]) -> dict[str, ByTruth]:
+    """Metric -> the member that leaks most by it; the answer is one of them, if it was made of several."""
+    found = {}
+    for name, metric in metrics.items() if members else ():
+        reached = [(row.get(name), member) for member, row in (*members.items(), (ANSWER, answered))]
+        known = [ByTruth(value, member) for value, member in reached if value is not None and math.isfinite(value)]
+        if known:
+            found[name] = max(known, key=lambda one: metric.leak(one.value))
+    return found
 
 
 def _done(

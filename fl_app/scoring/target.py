@@ -2,14 +2,34 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Self, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 Row = Mapping[str, float | None]
 """Metric name -> its mean over a target's examples, or None where the metric is unavailable."""
 Status = Literal["done", "failed"]
-KEYS = ("round", "client", "status", "reason", "loss", "attack", "ledger", "visibility", "seconds", "unavailable", "floor")
+KEYS = (
+    "round",
+    "client",
+    "status",
+    "reason",
+    "loss",
+    "attack",
+    "ledger",
+    "visibility",
+    "seconds",
+    "unavailable",
+    "floor",
+    "by_truth",
+)
 """What a line holds beside metrics; no metric may have such a name."""
+
+
+class ByTruth(NamedTuple):
+    """The worst that any member of an attack came to by one metric, the chosen answer included, and who it was."""
+
+    value: float
+    member: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +43,8 @@ class TargetScore:
     reason: str = ""
     values: Row = field(default_factory=dict)
     """Means over the target's examples; empty where the attack answered with something else than a reconstruction."""
+    by_truth: Mapping[str, ByTruth] = field(default_factory=dict)
+    """Metric name -> the worst member, chosen by the truth, where an attack has several; `values` are what it answered."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
     """Metric name -> why it has no value."""
     loss: float | None = None
@@ -50,13 +72,20 @@ class TargetScore:
         """The target in words."""
         return f"round {self.round}, " + ("aggregate" if self.client == -1 else f"client {self.client}")
 
+    @property
+    def at_worst(self) -> Self:
+        """The same, as if the attack had answered with its worst member by each metric."""
+        return replace(self, values={**self.values, **{key: one.value for key, one in self.by_truth.items()}})
+
     def to_dict(self) -> dict[str, Any]:
         """One flat line: the metrics stand beside the other keys."""
         line: dict[str, Any] = {"round": self.round, "client": self.client, "status": self.status}
         if not self.done:
             return line | {"reason": self.reason}
         told = {"loss": self.loss, "attack": self.attack, "ledger": self.ledger, "visibility": self.visibility}
-        return {**line, **self.values, **told, "seconds": self.seconds, "unavailable": dict(self.unavailable)}
+        found = {**line, **self.values, **told, "seconds": self.seconds, "unavailable": dict(self.unavailable)}
+        worst = {key: one._asdict() for key, one in self.by_truth.items()}
+        return found | {"by_truth": worst} if worst else found
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any]) -> Self:
@@ -76,6 +105,7 @@ class TargetScore:
             status=line["status"],
             reason=str(line.get("reason", "")),
             values=values_of(line),
+            by_truth=_by_truth(line.get("by_truth") or {}),
             unavailable={str(key): str(why) for key, why in unavailable.items()},
             loss=_number("loss", line.get("loss")),
             attack=str(line.get("attack", "")),
@@ -88,6 +118,19 @@ class TargetScore:
 def values_of(line: Mapping[str, Any]) -> Row:
     """The metrics of a line of scores.jsonl or floors.jsonl; ValueError if one is no number."""
     return {key: _number(key, value) for key, value in line.items() if key not in KEYS}
+
+
+def _by_truth(found: Any) -> dict[str, ByTruth]:
+    _check("by_truth", found, (dict,))
+    worst = {}
+    for key, one in found.items():
+        _check(f"by_truth {key}", one, (dict,))
+        value = _number(f"by_truth {key}", one.get("value"))
+        _check(f"by_truth {key} member", one.get("member"), (str,))
+        if value is None:
+            raise ValueError(f"by_truth {key} has no value")
+        worst[str(key)] = ByTruth(value, one["member"])
+    return worst
 
 
 def lines_of(scores: Iterable[TargetScore]) -> str:

@@ -1,12 +1,16 @@
 """Reconstructions on disk: what an attack answered about a target, beside what it was told."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
 
 from fl_app.core.observation import Key
 from fl_app.store.files import RunError, load_tensors, save_tensors
+
+OTHERS = "others/"
 
 
 class Reconstruction(NamedTuple):
@@ -16,6 +20,8 @@ class Reconstruction(NamedTuple):
     y: Tensor
     loss: float
     notes: dict[str, str]
+    others: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType({})
+    """What each member of the attack found, x and y by its name; empty if it has none."""
 
 
 class CandidateScores(NamedTuple):
@@ -31,10 +37,20 @@ def guess_path(out: Path, key: Key) -> Path:
     return out / f"round-{key[0]:04d}" / f"{name}.safetensors"
 
 
-def save_guess(path: Path, x: Tensor, y: Tensor, loss: Tensor, notes: dict[str, str]) -> None:
-    """Write one reconstruction atomically."""
+def save_guess(
+    path: Path,
+    x: Tensor,
+    y: Tensor,
+    loss: Tensor,
+    notes: dict[str, str],
+    others: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType({}),
+) -> None:
+    """Write one reconstruction atomically, with what else was found."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_tensors(path, {"x": x.float(), "y": y, "loss": loss.reshape(1)}, notes)
+    tensors = {"x": x.float(), "y": y, "loss": loss.reshape(1)}
+    for name, (other_x, other_y) in others.items():
+        tensors |= {f"{OTHERS}{name}/x": other_x.float(), f"{OTHERS}{name}/y": other_y}
+    save_tensors(path, tensors, notes)
 
 
 def save_scores(path: Path, scores: Tensor, notes: dict[str, str]) -> None:
@@ -49,7 +65,9 @@ def load_answer(path: Path) -> Reconstruction | CandidateScores:
     if tensors.keys() == {"scores"}:
         return CandidateScores(tensors["scores"], notes)
     try:
-        return Reconstruction(tensors["x"], tensors["y"], tensors["loss"].item(), notes)
+        names = dict.fromkeys(name.rpartition("/")[0] for name in tensors if name.startswith(OTHERS))
+        others = {name.removeprefix(OTHERS): (tensors[f"{name}/x"], tensors[f"{name}/y"]) for name in names}
+        return Reconstruction(tensors["x"], tensors["y"], tensors["loss"].item(), notes, others)
     except (KeyError, RuntimeError) as error:
         raise RunError(f"{path} cannot be read: it is not a reconstruction ({error})") from None
 

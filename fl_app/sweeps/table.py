@@ -6,14 +6,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from fl_app.analysis.attackers import WORST_OF_ALL, Attacker, in_words
-from fl_app.analysis.conditions import Condition, conditions_of, mean, measures_shown, missing
-from fl_app.analysis.results import CellResult
+from fl_app.analysis.conditions import Condition, Find, conditions_of, mean, measures_shown, missing
+from fl_app.analysis.results import WORST_MEMBER, CellResult
 from fl_app.analysis.verdict import WEAK, verdict_of
 from fl_app.scoring.base import Measure
 
+BY_TRUTH = "by truth"
 LEGEND = (
     "means over targets and seeds; PMM: accuracy in percent of the undefended one; s: seconds per cell; "
-    f"informed: {WORST_OF_ALL}"
+    f"informed: {WORST_OF_ALL}; {BY_TRUTH}: the {WORST_MEMBER}, by which the verdict goes, above it what was answered"
 )
 
 
@@ -37,8 +38,8 @@ def table_of(cells: Sequence[CellResult]) -> Table:
             verdict_of(line).words,
             "-" if accuracy is None else f"{accuracy:.3f}",
             "-" if pmm is None else f"{100 * pmm:.1f} %",
-            _shown({name: line.naive(name) for name in measures}, measures),
-            _shown(told, measures, named=True),
+            _shown({name: line.naive(name) for name in measures}, measures, line.naive),
+            _shown(told, measures, line.informed, named=True),
             "-" if seconds is None else f"{seconds:.0f}",
         ]
         table.add_row(escape(line.label), *([] if one_attack else [escape("".join(line.asked))]), *entries)
@@ -59,8 +60,8 @@ def _seconds(line: Condition) -> list[float]:
     return found
 
 
-def _shown(found: dict[str, Attacker | None], measures: dict[str, Measure], *, named: bool = False) -> str:
-    """The means, who reached them if that is not in the head, and how many targets failed."""
+def _shown(found: dict[str, Attacker | None], measures: dict[str, Measure], find: Find, *, named: bool = False) -> str:
+    """The means, who reached them if that is not in the head, and how many targets failed; below, the worst members."""
     attackers = list(dict.fromkeys(one for one in found.values() if one is not None))
     if not attackers:
         return "-"
@@ -68,4 +69,7 @@ def _shown(found: dict[str, Attacker | None], measures: dict[str, Measure], *, n
     who = in_words({measures[name].title: one for name, one in found.items()}).replace("informed: ", "") if named else ""
     failed = max(one.failed for one in attackers)
     words = " ".join(values) + (f" {who}" if who not in ("", "informed") else "") + (f" ({failed} failed)" if failed else "")
+    worst = {name: find(name, by_truth=True) for name in measures}
+    if any(one is not None and one.by_truth for one in worst.values()):
+        words += f"\n{' '.join(measures[name].text(one.mean(name) if one else None) for name, one in worst.items())} {BY_TRUTH}"
     return escape(words)

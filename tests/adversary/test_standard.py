@@ -1,12 +1,15 @@
 """`standard`: who takes part, when it stops, and how it chooses."""
 
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 
 from adversary import AttackError, Facts, Public
-from adversary.standard import CLASS_MEAN, Standard, _Answer
+from adversary.presets import CosineLBFGS
+from adversary.search.progress import out_of_time, within
+from adversary.standard import CLASS_MEAN, EXACT, Standard, _Answer
 from fl_app import data
 from fl_app.core.observation import Knowledge
 from helpers.attacks import digits, psnr, seen_of
@@ -41,7 +44,10 @@ def test_an_undefended_update_is_explained_by_the_first_member(tmp_path):
     guess = Counting().prepare(task, seen[0], public(), 0, tmp_path)(seen, task, 0)
     assert psnr(guess.x, x).item() > 30
     assert guess.loss.item() < 1e-3
-    assert asked[0] == ["gauss_newton", "lbfgs", "signed adam"]
+    assert asked[0] == [*EXACT, "gauss_newton", "lbfgs", "signed adam"]
+    assert list(guess.others[0]) == [CLASS_MEAN, "gauss_newton"], "what was found is handed on, also what was not chosen"
+    assert torch.equal(guess.others[0]["gauss_newton"].x, guess.x[0])
+    assert guess.remark == ""
 
 
 def test_who_knows_the_defense_takes_part_once():
@@ -105,3 +111,32 @@ def test_whoever_has_not_begun_in_time_is_left_out(monkeypatch):
     monkeypatch.setattr("adversary.standard.time.monotonic", lambda: next(clock))
     with pytest.raises(AttackError, match="no member of standard"):
         Standard(minutes=0.1)(seen, task, 0)
+
+
+def test_a_search_ends_when_its_share_of_the_time_is_used_and_that_is_said(caplog):
+    seen, task = seen_of(*digits(1, 1))
+
+    class Long(Standard):
+        def members(self, seen, task, public):
+            return {name: CosineLBFGS(iterations=10**6, tv=tv) for name, tv in (("one", 1e-3), ("two", 1e-2))}
+
+    began = time.monotonic()
+    guess = Long(minutes=0.6 / 60)(seen, task, 0)
+    assert time.monotonic() - began < 3
+    assert guess.remark == "ended by the clock: one, two"
+    assert "another machine may answer otherwise" in caplog.text
+    assert all(bool(one.x.isfinite().all()) for one in guess.others[0].values())
+
+
+def test_a_limit_within_a_limit_ends_with_the_outer_one():
+    with within(-1.0) as outer:
+        with within(100.0) as inner:
+            assert out_of_time()
+        assert inner.cut
+        assert outer.cut
+    with within(100.0) as outer:
+        with within(-1.0) as inner:
+            assert out_of_time()
+        assert not outer.cut, "the outer one had time left"
+        assert not out_of_time()
+    assert not out_of_time(), "nobody asks without a limit"
