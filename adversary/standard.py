@@ -127,17 +127,12 @@ class Standard(Attack):
             if left <= 0:
                 cut.append(name)
                 continue
-            learned = {key.removeprefix(f"{name}/"): value for key, value in self.learned.items() if key.startswith(f"{name}/")}
-            if attack.trained and not learned:
-                continue
-            own = [generator(streams[i].initial_seed(), name) for i in open_]
             try:
                 with within(left / (len(members) - number)) as limit:
-                    guess = attack.taught(learned).run([seen[i] for i in open_], task, own)
+                    guess = self.ask(name, attack, [seen[i] for i in open_], task, [streams[i] for i in open_])
             except AttackError as error:  # one that cannot be run here leaves it to the others
                 log.info("standard goes on without %s: %s", name, error)
                 continue
-            assert isinstance(guess, Guess)
             cut += [name] * limit.cut
             for place, i in enumerate(open_):
                 each = Guess(guess.x[place], guess.y[place], guess.loss[place])
@@ -153,6 +148,18 @@ class Standard(Attack):
         if remark:
             log.warning("standard, %g minutes a target, %s: another machine may answer otherwise", self.minutes, remark)
         return Guess.stacked([(one.x, one.y, one.distance) for one in chosen])._replace(others=others, remark=remark)
+
+    def ask(
+        self, name: str, attack: Attack, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]
+    ) -> Guess:
+        """What one member answers, with what it learned and draws of its own."""
+        prefix = f"{name}/"
+        learned = {key.removeprefix(prefix): value for key, value in self.learned.items() if key.startswith(prefix)}
+        if attack.trained and not learned:
+            raise AttackError("it learns from public examples, and there are none here")
+        guess = attack.taught(learned).run(seen, task, [generator(one.initial_seed(), name) for one in streams])
+        assert isinstance(guess, Guess)
+        return guess
 
     def _class_means(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> list["_Answer"]:
         found = []
