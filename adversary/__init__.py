@@ -28,6 +28,8 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "sme": SME,
     "standard": Standard,
 }
+DEFAULT = "standard"
+"""What is run where nobody names an attack."""
 
 
 def build(text: str) -> Attack:
@@ -43,4 +45,17 @@ def text_of(attack: Attack) -> str:
     return spec.text_of(attack, ATTACKS)
 
 
-__all__ = ["ATTACKS", "Attack", "AttackError", "Belief", "Facts", "Guess", "Informed", "Matching", "Public", "build", "text_of"]
+__all__ = [
+    "ATTACKS",
+    "DEFAULT",
+    "Attack",
+    "AttackError",
+    "Belief",
+    "Facts",
+    "Guess",
+    "Informed",
+    "Matching",
+    "Public",
+    "build",
+    "text_of",
+]

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from bench_informed import Case, scene, scored
-from breaching_run import breaching, preset
+from breaching_run import Enough, breaching, preset
 from scipy.special import stdtrit
 from torch import Tensor
 
@@ -118,16 +118,20 @@ def suite(options: argparse.Namespace) -> None:
 
 @contextmanager
 def watched(see: Callable[[Tensor], bool]) -> Iterator[None]:
-    """Show the best reconstructions (targets, examples, *shape) after each iteration of our searches."""
+    """Show the best reconstructions (targets, examples, *shape) after each iteration of our searches; `see` may end them."""
     iterate = Problem._iterate
 
     def watching(self: Problem, at: Attempt) -> None:
         iterate(self, at)
-        see(self.space.answer({name: value for name, value in at.best.items() if "/" not in name and name != "labels"})[:, 0])
+        found = self.space.answer({name: value for name, value in at.best.items() if "/" not in name and name != "labels"})
+        if see(found[:, 0]):
+            raise Enough
 
     Problem._iterate = watching  # type: ignore[method-assign]
     try:
         yield
+    except Enough:
+        pass
     finally:
         Problem._iterate = iterate  # type: ignore[method-assign]
 
@@ -163,9 +167,9 @@ def to_goal(options: argparse.Namespace) -> None:
     clock = Clock(x)
     with watched(clock.see):
         Standard()(seen, task, options.network)
-    total, found = clock.now, clock.mean
-    words = "never" if found is None else f"{found / len(x):.2f} s"
-    print(f"  standard, {len(x)} targets at once: {words}; at best {clock.best:.1f} dB; finished after {total / len(x):.2f} s")
+    found = clock.mean
+    words = f"never (at best {clock.best:.1f} dB)" if found is None else f"{found / len(x):.2f} s"
+    print(f"  standard, {len(x)} targets at once: {words}", flush=True)
     single = []
     for place in range(min(len(x), 4)):
         clock = Clock(x[place : place + 1])

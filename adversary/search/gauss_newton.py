@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vjp
 
+from adversary.search.progress import out_of_time
 from fl_app.core.local import Tensors
 
 Residuals = Callable[[Tensor], Tensor]
@@ -98,7 +99,7 @@ class BatchedGaussNewton:
             left = left - rate[:, None] * damped
             after = _dot(left, left)
             busy = busy & (after > enough)
-            if not bool(busy.any()):
+            if not bool(busy.any()) or out_of_time():  # what is there already leads downhill
                 break
             along = left + (after / before.clamp_min(1e-30))[:, None] * along
             before = after

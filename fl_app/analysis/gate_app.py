@@ -48,11 +48,12 @@ def judge_app(
     device: str = "cpu",
 ) -> Ruling:
     """Attack the captures of another app, naively and with its defense known, and judge against what its clients used."""
-    if truth is None or not attacks:
+    if truth is None:
         raise ValueError(
             "a reconstruction can only be judged against what the clients used, and nobody but the app's owner has that: "
-            "name it with --truth FILE.safetensors, and the attack with --attack SPEC (docs/gate.md)"
+            "name it with --truth FILE.safetensors (docs/gate.md)"
         )
+    attacks = attacks or [adversary.DEFAULT]
     captures = Captures(path / "captures" if (path / "captures").is_dir() else path)
     used, notes, doubts = read_truth(truth, captures, task, check=defense is None)
     most, examples = max(Counter(client for _, client in used).values()), min(len(y) for _, y in used.values())

@@ -86,9 +86,10 @@ def attack(
 
     Without --attack it is standard: several attacks, and a choice by evidence.
     """
+    import adversary
     from fl_app.cli.attack import attack_run
 
-    chosen = attacks or ["standard"]
+    chosen = attacks or [adversary.DEFAULT]
     if model is not None:
         only_for(
             "runs, whose truth is known: leave it out", {"--judge": judge, "--noise-ratio": noise_ratio, "--metric": metric}

@@ -165,7 +165,7 @@ def _judge_study(
 
     if of_another_app(path):
         raise ValueError(
-            f"{path} holds captures of another app: add --model MODULE:FUNCTION --input-shape SHAPE --attack SPEC, and --truth "
+            f"{path} holds captures of another app: add --model MODULE:FUNCTION --input-shape SHAPE, and --truth "
             "FILE.safetensors with what its clients used, as a reconstruction can only be judged against that (docs/gate.md)"
         )
     study, plugged = read_checked(path), with_plugged(metrics)

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
+import adversary
 from fl_app.analysis.results import read_study
 from fl_app.core import plugins
 from fl_app.core.ending import exit_code, terminable
@@ -38,7 +39,6 @@ QUICK: dict[str, Any] = {
 }
 QUICK_TARGETS: dict[str, Any] = {"client-examples": 1, "batch-size": 1, "rounds": 1, "capture": "1"}
 OPTIONS = {"defense": "the defenses as arguments", "attack": "--attack", "seed": "--seeds", "grant": "--grant"}
-DEFAULT_ATTACK = "standard"
 
 
 def sweep(console: Console, path: Path, out: Path | None, workers: int, *, scale: str = "", dry_run: bool) -> None:
@@ -74,7 +74,7 @@ def compare(
     given = {
         "title": f"{', '.join(defenses)} on {changes.get('dataset', QUICK['dataset'])}",
         "seeds": list(range(seeds)),
-        "attacks": attacks or [DEFAULT_ATTACK],
+        "attacks": attacks or [adversary.DEFAULT],
         "grant": grant,
         "lpips": lpips,
         "metrics": metrics,

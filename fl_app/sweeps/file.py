@@ -63,6 +63,14 @@ class Sweep(BaseModel):
     run: Table = {}
     targets: Table | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _attacked_by_default(cls, given: Any) -> Any:
+        """Where something is kept for attacks and none is named, it is the default one; `attacks = []` asks for none."""
+        if isinstance(given, dict) and "attacks" not in given and _unnamed(given.get("run"), given.get("targets")):
+            return {**given, "attacks": [adversary.DEFAULT]}
+        return given
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.seeds)) < len(self.seeds):
@@ -131,6 +139,13 @@ def _tables(given: Table) -> dict[str, Table]:
     shared = {key: value for key, value in given.items() if not isinstance(value, dict)}
     own = {key: {**shared, **value} for key, value in given.items() if isinstance(value, dict)}
     return own or {"": shared}
+
+
+def _unnamed(run: Any, targets: Any) -> bool:
+    """Whether there are targets for which no attack is named."""
+    if isinstance(targets, dict):
+        return any("attacks" not in one for one in _tables(targets).values())
+    return isinstance(run, dict) and any(one.get("capture", "none") != "none" for one in _tables(run).values())
 
 
 def _place(table: str, name: str) -> str:

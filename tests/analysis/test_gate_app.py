@@ -5,6 +5,7 @@ import json
 import torch
 from safetensors.torch import save_file
 
+import adversary
 from fl_app.analysis.gate import LEAK, PASSED, UNJUDGED
 from helpers.foreign_app import IDLG, MODULE, capture
 from helpers.gate import run_gate
@@ -23,7 +24,7 @@ def save_truth(path, images, labels=(0, 1)):
 
 def app_gate(*words, attack=IDLG):
     facts = ("--model", f"{MODULE}:plain", "--input-shape", "1,6,6", "--classes", 3, "--lpips", "off")
-    return run_gate("captures", *facts, "--attack", attack, *words)
+    return run_gate("captures", *facts, *(("--attack", attack) if attack else ()), *words)
 
 
 def test_captures_of_another_app_are_judged_against_what_its_clients_used(theirs):
@@ -37,6 +38,17 @@ def test_captures_of_another_app_are_judged_against_what_its_clients_used(theirs
     code, _, _ = app_gate("--truth", truth, "--psnr", "100", "--ssim", "1")
     assert code == PASSED
     assert len(list(theirs.glob("attacks/gate-*"))) == 1  # nothing was rebuilt again
+
+
+def test_without_a_name_the_attack_is_standard(theirs, monkeypatch):
+    assert adversary.DEFAULT == "standard"
+    monkeypatch.setattr(adversary, "DEFAULT", "standard(minutes=0.02)")
+    truth = save_truth(theirs / "truth.safetensors", capture(theirs, "plain", clients=1), labels=(0,))
+    _, out, _ = app_gate("--truth", truth, "--json", attack=None)
+    found = json.loads(out)["findings"]
+    assert {one["attack"] for one in found} == {"standard(minutes=0.02)"}
+    assert {one["by_truth"] for one in found} == {False, True}
+    assert all("ended by the clock" in one["ledger"] for one in found)
 
 
 def test_reconstructions_of_older_captures_are_not_judged(theirs):

@@ -96,6 +96,16 @@ def test_the_baseline_is_added_and_said(plan):
     assert not plan().notes
 
 
+def test_what_is_kept_for_attacks_is_attacked_by_standard_where_none_is_named(plan):
+    named = 'attacks = ["idlg(iterations=2)"]\n'
+    assert {unit.attacking.attack for unit in plan((named, "")).units if unit.attacking} == {"standard"}
+    table = FILE[FILE.index("[targets]") :]
+    alone = plan((named, ""), (table, ""))
+    assert not any(unit.attacking for unit in alone.units), "nothing is kept: it is a training"
+    kept = plan((named, "attacks = []\n"), (table, ""), ("rounds = 3", 'rounds = 3\ncapture = "1"'))
+    assert not any(unit.attacking for unit in kept.units), "none was asked for"
+
+
 def test_without_targets_the_trained_run_is_attacked(plan):
     text = FILE[FILE.index("[targets]") :]
     made = plan((text, ""), ("rounds = 3", 'rounds = 3\ncapture = "1"'))
