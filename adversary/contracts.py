@@ -102,7 +102,7 @@ def _prepared(attack: Attack, case: Case) -> Attack:
 
 
 def _parts(answer: Guess | Belief) -> dict[str, Tensor]:
-    return dict(answer._asdict())
+    return {name: value for name, value in answer._asdict().items() if isinstance(value, Tensor)}
 
 
 def answers(attack: Attack) -> None:

@@ -139,7 +139,7 @@ class GaussNewton(Preset):
     iterations: Count = 30
     products: Count = 100
     """Products with the curvature in an iteration, at the most; each costs about two gradients."""
-    solved: Weight = 1e-9  # relative squared distance of what float32 can tell
+    solved: Weight = 1e-7  # relative squared distance; an MNIST image is at 45 dB then
 
     def matching(self) -> Matching:
         """The relative distance under Gauss-Newton."""

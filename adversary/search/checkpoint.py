@@ -39,6 +39,8 @@ class Attempt:
         self.best = {name: value.clone() for name, value in variables.items()}
         first = next(iter(variables.values()))
         self.best_loss = torch.full(first.shape[:2], torch.inf, device=first.device)
+        self.distance = torch.full_like(self.best_loss, torch.inf)
+        """What the best leave unexplained, priors apart; of the iterations since it was taken up again."""
 
     def state(self) -> Tensors:
         """The attempt by name; one that is over takes no more steps."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.func import jvp, vjp
+from torch.autograd import grad
 
 from adversary.search.progress import out_of_time
 from fl_app.core.local import Tensors
@@ -83,13 +83,17 @@ class BatchedGaussNewton:
     def _direction(self, point: Tensor) -> Tensor:
         """What solves (J'J + damping) direction = -J'r, about."""
         kept = self._kept
-        found, pull, *_ = vjp(self._residuals, point)
-        left = -pull(found)[0]
+        point = point.detach().requires_grad_()
+        found = self._residuals(point)
+        weights = torch.zeros_like(found, requires_grad=True)
+        (pulled,) = grad(found, point, weights, create_graph=True)
+        left = -grad(found, point, found.detach(), retain_graph=True)[0]
         direction, along, before = torch.zeros_like(point), left, _dot(left, left)
         enough, busy = NEAR**2 * before, torch.ones_like(before, dtype=torch.bool)
         for _ in range(self._products):
-            pushed = jvp(self._residuals, (point,), (along,))[1]
-            curved, length = pull(pushed)[0], _dot(along, along)
+            # J'w is linear in w, so that its derivative is J: both products walk graphs that were built once.
+            (pushed,) = grad(pulled, weights, along, retain_graph=True)
+            (curved,), length = grad(found, point, pushed, retain_graph=True), _dot(along, along)
             unset = kept["size"] == 0
             kept["size"] = torch.where(unset, _dot(pushed, pushed) / length.clamp_min(1e-30), kept["size"])
             damped = curved + (kept["damping"] * kept["size"])[:, None] * along

@@ -54,7 +54,7 @@ class Optimizer(Checked, ABC):
     restarts: Count = 1
     """Attempts per target; only targets whose loss is not below `solved` are tried again."""
     solved: Annotated[float, Field(ge=0)] = 0.0
-    """The loss below which a target counts as found; 0: never."""
+    """The loss, without priors, below which a target counts as found; 0: never."""
 
     @abstractmethod
     def start(self, residuals: Residuals) -> Steps:

@@ -26,6 +26,7 @@ LABELS = "labels"
 """The variable that holds the label logits, (targets, seeds, examples, classes), where labels are searched for."""
 Target = tuple[Observation, ...]
 """The rounds in which a client used the same examples; mostly one."""
+Compiled = Callable[[Tensors], tuple[Tensors, tuple[Tensor, Tensor]]]
 Measure = Callable[[Sequence[Tensors], Sequence[Tensors], float], Tensor]
 """(updates of a reconstruction by round, the observed ones, progress) -> an objective of them, or its residuals."""
 
@@ -56,7 +57,8 @@ class Problem:
         self.views = [view_of(seen) for seen in zip(*targets, strict=True)]
         self.priors = [prior.bind(Scene(list(targets), task)) for prior in attack.priors if prior.weight]
         self.progress = 0.0
-        self._compiled = self._compile() if attack.compiled else None
+        self._distance: Tensor | None = None
+        self._compiled: Compiled | None = self._compile() if attack.compiled else None
 
     gradient: Gradient
 
@@ -78,6 +80,7 @@ class Problem:
         """The attack's loss of each reconstruction, (targets, seeds)."""
         x, y, unknown = self._guessed(variables)
         loss = self._compared(self.objective.over_rounds, x, y, unknown)
+        self._distance = None if self._compiled else loss.detach()
         for prior in self.priors:
             loss = loss + prior(x)
         return loss + self.space.penalty(_of_space(variables)) if self.attack.space.trained else loss
@@ -140,7 +143,7 @@ class Problem:
         found = torch.autograd.grad(loss.sum(), list(leaves.values()), materialize_grads=True)  # some are only read
         return loss.detach(), dict(zip(leaves, found, strict=True))
 
-    def _compile(self) -> Callable[[Tensors], tuple[Tensors, tuple[Tensor, Tensor]]]:
+    def _compile(self) -> Compiled:
         def total(variables: Tensors) -> tuple[Tensor, Tensor]:
             loss = self.losses(variables)
             return loss.sum(), loss
@@ -195,11 +198,14 @@ class Problem:
         if self._next_stage(at.iteration):
             at.steps.reset(torch.ones_like(at.best_loss, dtype=torch.bool))
             at.best_loss.fill_(torch.inf)
+            at.distance.fill_(torch.inf)
         loss, grads = self.gradients(at.variables)
         better = loss < at.best_loss  # False for NaN
         at.best_loss = torch.where(better, loss, at.best_loss)
+        at.distance = torch.where(better, loss if self._distance is None else self._distance, at.distance)
         at.best = {name: torch.where(_like(better, value), value, at.best[name]) for name, value in at.variables.items()}
-        if settings.solved and bool((at.best_loss < settings.solved).any(1).all()):
+        # Priors are never zero: what counts is that the update is explained.
+        if settings.solved and bool((at.distance < settings.solved).any(1).all()):
             at.over = True
             return
         variables = at.steps.step(at.variables, grads, loss)
