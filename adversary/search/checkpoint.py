@@ -40,7 +40,7 @@ class Attempt:
         first = next(iter(variables.values()))
         self.best_loss = torch.full(first.shape[:2], torch.inf, device=first.device)
         self.distance = torch.full_like(self.best_loss, torch.inf)
-        """What the best leave unexplained, priors apart; of the iterations since it was taken up again."""
+        """What the best leave unexplained, priors apart."""
 
     def state(self) -> Tensors:
         """The attempt by name; one that is over takes no more steps."""
@@ -50,7 +50,7 @@ class Attempt:
         if not self.over:
             parts["steps"] = self.steps.state()
         named = {f"{part}/{name}": value for part, of_part in parts.items() for name, value in of_part.items()}
-        return {"where": where, "best_loss": self.best_loss, **named}
+        return {"where": where, "best_loss": self.best_loss, "distance": self.distance, **named}
 
     def restore(self, state: Tensors) -> None:
         """Go on from a state."""
@@ -61,6 +61,7 @@ class Attempt:
 
         self.iteration, self.over = int(state["where"][0]), bool(state["where"][1])
         self.best_loss = state["best_loss"].to(self.best_loss.device)
+        self.distance = state.get("distance", state["best_loss"]).to(self.best_loss.device)  # older files have no such name
         # In the order in which they were drawn, which is that of L-BFGS's vector; a file has an order of its own.
         self.variables, self.best = ({name: found[name] for name in self.best} for found in (part("variables/"), part("best/")))
         self.steps.restore(part("steps/"))

@@ -252,7 +252,7 @@ WRONG_VALUES = [
     ('capture = "1"', 'capture = "2"', r"small\.toml, cell none: .*names round 2"),
     ('capture = "1"', "", r"small\.toml, cell none: nothing is kept.*\[targets\]"),
     ("seeds = [0, 1]", 'grant = "lables"', r"small\.toml: grant: there is no grant 'lables'"),
-    ('attacks = ["idlg(iterations=2)"]', "", r"small\.toml: \[targets\] is what attacks work on"),
+    ('attacks = ["idlg(iterations=2)"]', "attacks = []", r"small\.toml: \[targets\] is what attacks work on"),
 ]
 WRONG_TABLES = [
     ("[targets.one]", "[targets.split]", r"small\.toml: \[targets\.split\]: give it another name"),
