@@ -31,7 +31,7 @@ from adversary.search.checkpoint import Attempt
 from adversary.search.problem import Problem
 from adversary.standard import CLASS_MEAN, Standard
 from fl_app import data
-from fl_app.core.observation import Knowledge, Observation, Task
+from fl_app.core.observation import Knowledge, Task
 from fl_app.core.seeds import generator
 from fl_app.scoring.images import psnr
 
@@ -56,16 +56,15 @@ class Remembering(Standard):
     def ask(self, name: str, attack: Attack, seen: Any, task: Task, streams: Any) -> Guess:
         """What a member says, of what it said about all targets."""
         told: dict[str, Guess | AttackError] = self.__dict__.setdefault("_told", {})
-        everybody: list[Observation] = self.__dict__["_seen"]
         if name not in told:
             try:
-                told[name] = super().ask(name, attack, everybody, task, self.__dict__["_streams"])
+                told[name] = super().ask(name, attack, self.__dict__["_seen"], task, self.__dict__["_streams"])
             except AttackError as error:
                 told[name] = error
         found = told[name]
         if isinstance(found, AttackError):
             raise found
-        return Guess.stacked([tuple(part[everybody.index(one)] for part in found[:3]) for one in seen])  # type: ignore[misc]
+        return Guess.stacked([(found.x[one.client], found.y[one.client], found.loss[one.client]) for one in seen])
 
 
 def half(values: Tensor) -> float:
