@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from adversary.base import Attack, AttackError, Belief, Facts, Guess, Informed, Public
 from adversary.exact.peeling import Peeling
+from adversary.exact.spear import Spear
 from adversary.learned.ridge import Ridge
 from adversary.local_steps import SME, Epochwise
 from adversary.presets import DLG, IDLG, CosineLBFGS, GaussNewton, GradInversion, InvertingGradients
@@ -26,6 +27,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "peeling": Peeling,
     "ridge": Ridge,
     "sme": SME,
+    "spear": Spear,
     "standard": Standard,
 }
 

@@ -54,6 +54,10 @@ def _pooled() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 12, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(108, CLASSES))
 
 
+def _gated() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 32), nn.ReLU(), nn.Linear(32, CLASSES))
+
+
 def _case(network: Callable[[], nn.Module]) -> Case:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
@@ -81,8 +85,9 @@ def case_for(attack: Attack, *, quick: bool = True) -> tuple[Attack, Case]:
     """The attack, shortened if `quick` and trained if it has to be, and targets of the first network that it takes."""
     refusal = AttackError("it takes no network")
     chosen = (attack.shortened(FEW) or attack) if quick else attack
-    # The second for attacks that need a network without convolutions, the third for those that need ReLU and max pooling.
-    for network in (_convolutional, _linear, _pooled):
+    # The second for attacks that need a network without convolutions, the third for those that need ReLU and max pooling,
+    # the fourth for those that need a linear layer with a ReLU.
+    for network in (_convolutional, _linear, _pooled, _gated):
         case = _case(network)
         try:
             ready = _prepared(chosen, case)
