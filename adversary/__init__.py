@@ -6,7 +6,9 @@ They may import `fl_app.core`, `fl_app.models` and `fl_app.store` only, and so c
 from collections.abc import Callable
 
 from adversary.base import Attack, AttackError, Belief, Facts, Guess, Informed, Public
+from adversary.exact.patches import Patches
 from adversary.exact.peeling import Peeling
+from adversary.exact.readout import ReadOut
 from adversary.exact.spear import Spear
 from adversary.learned.ridge import Ridge
 from adversary.local_steps import SME, Epochwise
@@ -24,7 +26,9 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "idlg": IDLG,
     "inverting_gradients": InvertingGradients,
     "matching": Matching,
+    "patches": Patches,
     "peeling": Peeling,
+    "readout": ReadOut,
     "ridge": Ridge,
     "sme": SME,
     "spear": Spear,

@@ -100,9 +100,9 @@ def pixels_into(task: Task, params: Tensors, layer: str) -> Pixels | None:
     x = torch.cat([torch.zeros_like(noise[:1]), torch.ones_like(noise[:1]), noise])
     y = torch.zeros(len(x), dtype=torch.int64, device=like.device)
     entered = flow(task.model, params, layer, x, y).inputs
+    entered = entered.flatten(1).double()
     if entered.shape != x.flatten(1).shape:
         return None
-    entered = entered.double()
     shift, scale = entered[0], entered[1] - entered[0]
     same = torch.allclose(entered[2:], shift + scale * x[2:].flatten(1).double(), atol=1e-5)
     return Pixels(shift, scale) if same and bool((scale != 0).all()) else None

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from adversary.base import Attack, AttackError, Guess, Public
@@ -32,16 +30,14 @@ class Spear(Attack):
     """SPEAR (Dimitrov et al. 2024): takes a batch apart at the first linear layer with a ReLU behind it.
 
     If that layer reads the image, the images follow exactly, and the loss is 1 - gamma times the share of examples found:
-    0 is a proof. If it reads features, each image is searched for by itself, given its features and its class, and the loss
+    0 is a proof, anything above 0 is none. If it reads features, each image is searched for by itself, given its features and its class, and the loss
     is one minus the cosine of the updates.
     """
 
     draws: Count = 40_000_000
     """Sets of rows that are looked at before the best so far is the answer; a tenth is enough for 20 examples."""
     tolerance: Weight = 0.0
-    """Relative size below which a slope counts as zero; 0: by the precision of the update. Larger for noisy updates."""
-    enough: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the ReLUs explained at which the search ends: 0.98 for noisy updates."""
+    """Relative size below which a slope counts as zero; 0: by the precision of the update. 0.001 for noisy updates."""
     iterations: Count = 300
     """Of the search for images, where the layer reads features."""
     seeds: Count = 4
@@ -81,7 +77,7 @@ class Spear(Attack):
     def _target(self, seen: Observation, task: Task, stream: torch.Generator) -> Guess:
         gradient, like = as_gradient(seen), next(iter(seen.params.values()))
         layer = first_gated(task, seen.params, gradient)
-        found = taken_apart(seen, task, stream, layer, self.draws, self.tolerance, self.enough)
+        found = taken_apart(seen, task, stream, layer, self.draws, self.tolerance)
         x = torch.full((seen.num_examples, *task.space.shape), GREY).to(like)
         y = torch.zeros(seen.num_examples, dtype=torch.int64, device=like.device)
         loss = torch.ones((), device=like.device)
@@ -111,12 +107,10 @@ class Spear(Attack):
 
 
 def taken_apart(
-    seen: Observation, task: Task, stream: torch.Generator, layer: str, draws: int, tolerance: float, enough: float
+    seen: Observation, task: Task, stream: torch.Generator, layer: str, draws: int, tolerance: float
 ) -> Decomposition:
     """The inputs of a layer, example by example."""
     gradient = as_gradient(seen)
     of_layer = (f"{layer}.weight", f"{layer}.bias")
     parts = [*(seen.params[name] for name in of_layer), *(gradient[name] for name in of_layer)]
-    return decompose(
-        Layer(*(part.cpu() for part in parts)), seen.num_examples, stream, draws=draws, tolerance=tolerance, enough=enough
-    )
+    return decompose(Layer(*(part.cpu() for part in parts)), seen.num_examples, stream, draws=draws, tolerance=tolerance)
