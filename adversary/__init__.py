@@ -6,6 +6,7 @@ They may import `fl_app.core`, `fl_app.models` and `fl_app.store` only, and so c
 from collections.abc import Callable
 
 from adversary.base import Attack, AttackError, Belief, Facts, Guess, Informed, Public
+from adversary.exact.cocktail import CocktailParty
 from adversary.exact.patches import Patches
 from adversary.exact.peeling import Peeling
 from adversary.exact.readout import ReadOut
@@ -18,6 +19,7 @@ from adversary.standard import Standard
 from fl_app.core import spec
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
+    "cocktail_party": CocktailParty,
     "cosine_lbfgs": CosineLBFGS,
     "dlg": DLG,
     "epochwise": Epochwise,

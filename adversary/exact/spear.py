@@ -30,8 +30,8 @@ class Spear(Attack):
     """SPEAR (Dimitrov et al. 2024): takes a batch apart at the first linear layer with a ReLU behind it.
 
     If that layer reads the image, the images follow exactly, and the loss is 1 - gamma times the share of examples found:
-    0 is a proof, anything above 0 is none. If it reads features, each image is searched for by itself, given its features and its class, and the loss
-    is one minus the cosine of the updates.
+    0 is a proof, anything above 0 is none. If it reads features, each image is searched for by itself, given its features and
+    its class, and the loss is one minus the cosine of the updates.
     """
 
     draws: Count = 40_000_000
