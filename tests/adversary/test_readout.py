@@ -82,3 +82,12 @@ def test_what_cannot_be_read_is_refused():
     del seen[0].update["position"]
     with pytest.raises(AttackError, match="or their gradient was not sent"):
         attack("patches", seen, task)
+
+
+def test_a_batch_behind_sigmoids_is_unmixed_and_scaled():
+    x, y = digits(1, 4, start=40)
+    guess = attack("cocktail_party(iterations=300)", *seen_of(x, y, model_text="mlp(activation='sigmoid')"))
+    order = match(guess.x[0], x[0])
+    mean = x.mean(1, keepdim=True).expand_as(x)
+    assert psnr(guess.x[:, order], x).mean() > psnr(mean, x).mean() + 2
+    assert (guess.loss > 0).all()  # no proof
