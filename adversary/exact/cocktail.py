@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from adversary.base import Attack, AttackError, Guess
 from adversary.exact.decompose import rank_of
-from adversary.exact.layers import classes_of, first_linear, pixels_into
+from adversary.exact.layers import classes_of, first_linear, padded, pixels_into
 from adversary.labels import as_gradient
 from adversary.objectives import cosine
 from adversary.priors import Weight, total_variation
@@ -74,9 +74,8 @@ class CocktailParty(Attack):
         for i, (one, mixture) in enumerate(zip(seen, mixtures, strict=True)):
             inputs, slopes = _scaled(mixture, unmixed[i])
             number = len(inputs)
-            x = torch.full((one.num_examples, *task.space.shape), 0.5).to(like)
             y = torch.zeros(one.num_examples, dtype=torch.int64, device=like.device)
-            x[:number] = task.space.clamp(pixels.image(inputs, task.space.shape)).to(like)
+            x = padded(task.space.clamp(pixels.image(inputs, task.space.shape)).to(like), one.num_examples)
             y[:number] = classes_of(task, one.params, layer, inputs.to(like), slopes.to(like))
             answers.append(Guess(x, y, cosine(local_update(task.model, one.params, x, y, one.rule), one.update)))
         return Guess(*(torch.stack(column) for column in zip(*answers, strict=True)))

@@ -9,6 +9,8 @@ from adversary.base import AttackError
 from fl_app.core.local import Tensors, loss_of
 from fl_app.core.observation import Task
 
+GREY = 0.5
+"""What stands for an example that was not found."""
 PROBES = 16
 """Random images on which a model is tried out."""
 
@@ -106,6 +108,11 @@ def pixels_into(task: Task, params: Tensors, layer: str) -> Pixels | None:
     shift, scale = entered[0], entered[1] - entered[0]
     same = torch.allclose(entered[2:], shift + scale * x[2:].flatten(1).double(), atol=1e-5)
     return Pixels(shift, scale) if same and bool((scale != 0).all()) else None
+
+
+def padded(found: Tensor, examples: int) -> Tensor:
+    """The images found (n, *shape), and grey ones for the examples that were not: (examples, *shape)."""
+    return torch.cat([found, found.new_full((examples - len(found), *found.shape[1:]), GREY)])
 
 
 def classes_of(task: Task, params: Tensors, layer: str, inputs: Tensor, slopes: Tensor) -> Tensor:

@@ -11,15 +11,13 @@ from torch.nn import functional as F
 
 from adversary import labels as label_inference
 from adversary.base import Attack, AttackError, Guess
-from adversary.exact.layers import first_linear, pixels_into
+from adversary.exact.layers import first_linear, padded, pixels_into
 from adversary.labels import as_gradient, last_weight
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Observation, Task
 
 ROUNDS = 50
 """Most rounds of probabilities and inputs."""
-GREY = 0.5
-"""What stands for an example that was not found."""
 RESIDUAL = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Relative distance of the gradient from rank one below which it is that of one example, by precision."""
 
@@ -63,10 +61,7 @@ class ReadOut(Attack):
         else:
             read = read_out(weight, bias, examples, self.agreement)
         images = pixels.image(read.inputs.to(pixels.shift), task.space.shape).to(like)
-        number = len(images)
-        x = torch.full((examples, *task.space.shape), GREY).to(like)
-        x[:number] = images
-        return Guess(x, y, 1 - read.certified.sum().to(like) / examples)
+        return Guess(padded(images, examples), y, 1 - read.certified.sum().to(like) / examples)
 
 
 def read_out(weight: Tensor, bias: Tensor, examples: int, agreement: float = 1e-3) -> Readout:

@@ -10,7 +10,7 @@ from adversary.base import Attack, AttackError, Guess, Public
 from adversary.exact.decompose import Decomposition, Layer, decompose
 from adversary.exact.features import inputs_of
 from adversary.exact.images import ImageSearch
-from adversary.exact.layers import classes_of, first_gated, pixels_into
+from adversary.exact.layers import classes_of, first_gated, padded, pixels_into
 from adversary.labels import as_gradient
 from adversary.learned.ridge import fitted
 from adversary.objectives import cosine
@@ -21,8 +21,6 @@ from fl_app.core.observation import Observation, Task
 
 MOST = 24
 """Examples from which on the draws needed, about twice as many for each, take hours."""
-GREY = 0.5
-"""What stands for an example that was not found."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,18 +76,16 @@ class Spear(Attack):
         gradient, like = as_gradient(seen), next(iter(seen.params.values()))
         layer = first_gated(task, seen.params, gradient)
         found = taken_apart(seen, task, stream, layer, self.draws, self.tolerance)
-        x = torch.full((seen.num_examples, *task.space.shape), GREY).to(like)
-        y = torch.zeros(seen.num_examples, dtype=torch.int64, device=like.device)
-        loss = torch.ones((), device=like.device)
-        number = len(found.inputs)
-        if not number:
-            return Guess(x, y, loss)
-        y[:number] = classes_of(task, seen.params, layer, found.inputs.to(like), found.slopes.to(like))
+        number, examples = len(found.inputs), seen.num_examples
+        y = torch.zeros(examples, dtype=torch.int64, device=like.device)
+        if number:
+            y[:number] = classes_of(task, seen.params, layer, found.inputs.to(like), found.slopes.to(like))
         pixels = pixels_into(task, seen.params, layer)
-        if pixels is not None:
-            x[:number] = pixels.image(found.inputs.to(pixels.shift), task.space.shape).to(like)
-            return Guess(x, y, loss - found.gamma * number / seen.num_examples)
-        x[:number] = self._images(found.inputs.to(like), task, seen.params, layer, stream)
+        if pixels is not None or not number:
+            inputs = found.inputs.to(like.device)
+            image = inputs.new_empty(0, *task.space.shape) if pixels is None else pixels.image(inputs, task.space.shape)
+            return Guess(padded(image.to(like), examples), y, 1 - like.new_tensor(found.gamma * number / examples))
+        x = padded(self._images(found.inputs.to(like), task, seen.params, layer, stream), examples)
         return Guess(x, y, cosine(local_update(task.model, seen.params, x, y, seen.rule), seen.update))
 
     def _images(self, features: Tensor, task: Task, params: Tensors, layer: str, stream: torch.Generator) -> Tensor:
