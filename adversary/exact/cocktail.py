@@ -48,6 +48,7 @@ class CocktailParty(Attack):
     decorrelation: Weight = 0.03
     """Weight of mean(exp(12 |cos|) - 1) between sources; the paper has 1.47, but images are not independent (ours)."""
     sharpness: Rate = 12.0
+    """The 12 in it."""
 
     def cost(self, examples: int, rule: LocalRule) -> float:
         """A tenth of a gradient per iteration and example."""
