@@ -6,7 +6,11 @@ They may import `fl_app.core`, `fl_app.models` and `fl_app.store` only, and so c
 from collections.abc import Callable
 
 from adversary.base import Attack, AttackError, Belief, Facts, Guess, Informed, Public
+from adversary.exact.cocktail import CocktailParty
+from adversary.exact.patches import Patches
 from adversary.exact.peeling import Peeling
+from adversary.exact.readout import ReadOut
+from adversary.exact.spear import Spear
 from adversary.learned.ridge import Ridge
 from adversary.local_steps import SME, Epochwise
 from adversary.presets import DLG, IDLG, CosineLBFGS, GaussNewton, GradInversion, InvertingGradients
@@ -15,6 +19,7 @@ from adversary.standard import Standard
 from fl_app.core import spec
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
+    "cocktail_party": CocktailParty,
     "cosine_lbfgs": CosineLBFGS,
     "dlg": DLG,
     "epochwise": Epochwise,
@@ -23,9 +28,12 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "idlg": IDLG,
     "inverting_gradients": InvertingGradients,
     "matching": Matching,
+    "patches": Patches,
     "peeling": Peeling,
+    "readout": ReadOut,
     "ridge": Ridge,
     "sme": SME,
+    "spear": Spear,
     "standard": Standard,
 }
 DEFAULT = "standard"

@@ -17,6 +17,7 @@ from fl_app.core.contracts import copied, must, same, settings
 from fl_app.core.local import LocalRule, local_update
 from fl_app.core.observation import Observation, Task
 from fl_app.core.space import Images
+from fl_app.models.vit import vit
 
 SIDE, CLASSES, TARGETS = 8, 4, 3
 FEW = 12
@@ -54,6 +55,14 @@ def _pooled() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 12, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(108, CLASSES))
 
 
+def _gated() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 32), nn.ReLU(), nn.Linear(32, CLASSES))
+
+
+def _transformer() -> nn.Module:
+    return vit((1, SIDE, SIDE), CLASSES, patch=4, dim=8, depth=1, heads=2)
+
+
 def _case(network: Callable[[], nn.Module]) -> Case:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
@@ -81,8 +90,9 @@ def case_for(attack: Attack, *, quick: bool = True) -> tuple[Attack, Case]:
     """The attack, shortened if `quick` and trained if it has to be, and targets of the first network that it takes."""
     refusal = AttackError("it takes no network")
     chosen = (attack.shortened(FEW) or attack) if quick else attack
-    # The second for attacks that need a network without convolutions, the third for those that need ReLU and max pooling.
-    for network in (_convolutional, _linear, _pooled):
+    # The second for attacks that need a network without convolutions, the third for those that need ReLU and max pooling,
+    # the fourth for those that need a linear layer with a ReLU, the last for those that need patches.
+    for network in (_convolutional, _linear, _pooled, _gated, _transformer):
         case = _case(network)
         try:
             ready = _prepared(chosen, case)

@@ -36,19 +36,7 @@ class Ridge(Attack):
         updates = _updates(task, seen, public, rng)
         size = {name: value.square().mean().sqrt().clamp_min(1e-12) for name, value in updates.items()}
         features = torch.cat([(value / size[name]).flatten(1) for name, value in updates.items()], 1)
-        middle, mean = features.mean(0), public.x.flatten(1).mean(0)
-        features, wanted = features - middle, public.x.flatten(1) - mean
-        last = int(len(features) * (1 - HELD_OUT))
-        kernel = features @ features.T
-        unit = kernel.diagonal().mean()
-
-        def solved(weight: float, n: int) -> Tensor:
-            lifted = kernel[:n, :n] + weight * unit * torch.eye(n, device=kernel.device)
-            return cast(Tensor, torch.linalg.solve(lifted, wanted[:n]))
-
-        errors = [(kernel[last:, :last] @ solved(weight, last) - wanted[last:]).square().mean() for weight in WEIGHTS]
-        best = WEIGHTS[int(torch.stack(errors).argmin())]
-        found = {"map": features.T @ solved(best, len(features)), "middle": middle, "mean": mean}
+        found = fitted(features, public.x.flatten(1))
         return {**found, **{f"size/{name}": value for name, value in size.items()}}
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
@@ -73,6 +61,27 @@ class Ridge(Attack):
     def cost(self, examples: int, rule: LocalRule) -> float:
         """As much as a few iterations per target: nearly all of its work is done before."""
         return 100.0 * examples * rule.steps
+
+
+def fitted(features: Tensor, wanted: Tensor) -> Tensors:
+    """The linear map from features (n, k) to what is wanted (n, pixels): (features - middle) @ map + mean."""
+    middle, mean = features.mean(0), wanted.mean(0)
+    features, wanted = features - middle, wanted - mean
+    few = features.shape[1] < len(features)  # the smaller of the two systems has the same answer
+    last, unit = int(len(features) * (1 - HELD_OUT)), features.square().sum(1).mean()
+    products = features[:last].T @ features[:last] if few else features @ features.T
+
+    def solved(weight: float, n: int) -> Tensor:
+        matrix = products if n == last or not few else features.T @ features
+        matrix = matrix if few else matrix[:n, :n]
+        lifted = matrix + weight * unit * torch.eye(len(matrix), device=matrix.device)
+        right = features[:n].T @ wanted[:n] if few else wanted[:n]
+        return cast(Tensor, torch.linalg.solve(lifted, right))
+
+    shown = features[last:] if few else products[last:, :last]
+    errors = [(shown @ solved(weight, last) - wanted[last:]).square().mean() for weight in WEIGHTS]
+    found = solved(WEIGHTS[int(torch.stack(errors).argmin())], len(features))
+    return {"map": found if few else features.T @ found, "middle": middle, "mean": mean}
 
 
 def _updates(task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:

@@ -61,8 +61,18 @@ def list_(
     name: Annotated[
         str | None, typer.Argument(callback=typed, help="One of them: what its settings mean, may be and are.")
     ] = None,
+    leak: Annotated[
+        bool,
+        typer.Option("--leak", help="Models: what the equations of each layer tell of one example, without an attack."),
+    ] = False,
+    shape: Annotated[str, typer.Option(help="With --leak: channels, height and width of an example.")] = "3,32,32",
 ) -> None:
     """List what a setting can be, one line each; with a name, the meaning, choices and default of its settings."""
+    if leak:
+        from fl_app.cli.leak import print_leak
+
+        print_leak(kind.value, name, shape)
+        return
     if name is not None:
         _explain(kind, name)
         return

@@ -13,6 +13,7 @@ from fl_app.models.latent import latent_net
 from fl_app.models.layers import Normalize
 from fl_app.models.lenet import lenet, lenet5
 from fl_app.models.linear import linear
+from fl_app.models.mlp import mlp
 from fl_app.models.resnet import resnet10, resnet18, resnet34
 from fl_app.models.vit import vit
 
@@ -22,6 +23,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "lenet": lenet,
     "lenet5": lenet5,
     "linear": linear,
+    "mlp": mlp,
     "resnet10": resnet10,
     "resnet18": resnet18,
     "resnet34": resnet34,

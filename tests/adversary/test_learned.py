@@ -9,6 +9,7 @@ import adversary
 from adversary import AttackError, Facts, Public
 from adversary.informed.noise import NoiseLaw, law_of
 from adversary.informed.refiner import cleaned
+from adversary.learned.ridge import fitted
 from adversary.spaces import ClassGaussian
 from client_defenses import Memory, build
 from fl_app import data
@@ -127,3 +128,10 @@ def test_without_public_examples_there_is_nothing_to_learn_from():
     assert "ridge" not in [one.name for one in few]
     with pytest.raises(AttackError, match="at least 500"):
         adversary.build("ridge").learn(task, seen[0], Public(x[0], y[0]), torch.Generator())
+
+
+def test_both_systems_of_the_linear_map_have_the_same_answer():
+    rng = torch.Generator().manual_seed(0)
+    features, wanted = torch.randn(60, 40, generator=rng), torch.randn(60, 3, generator=rng)
+    lifted = torch.cat([features, torch.zeros(60, 30)], 1)  # more features than examples, with nothing in them
+    assert torch.allclose(fitted(features, wanted)["map"], fitted(lifted, wanted)["map"][:40], atol=1e-4)

@@ -1,0 +1,208 @@
+"""SPEAR's decomposition (Dimitrov et al. 2024): the inputs of a whole batch from the gradient of one linear layer and its ReLU.
+
+The weight's gradient is D'X with a row of D per neuron and a column per example: rank B, so D = LQ for any basis L of its
+columns. About half of each column of D is zero, where that example's ReLU is off. A vector that vanishes on B - 1 such rows
+is a column of Q; rows are drawn until all B are found. That the inputs which follow switch exactly the ReLUs that D says
+(gamma = 1) proves the decomposition.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from adversary.base import AttackError
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Relative size below which a number counts as zero, by the precision of the gradient."""
+FINE = 0.01
+"""Of that, once a direction was fitted to many rows and no noise is expected."""
+ALONE = 0.999
+"""Leverage of a row from which on a direction hangs on it alone."""
+PREFIXES = 4096
+"""How many sets of rows are solved at once."""
+PATIENCE = 14
+"""Twice as many draws for each example are enough, if any are: about 2 ** examples times a few find all of them."""
+PAIRS = 8
+"""How many completions of each set are looked at: with all but two rows chosen, three dimensions are left."""
+HITS = 256
+"""Directions of one draw that are looked at closely."""
+SCREEN = 40
+"""Rows on which a direction is looked at first."""
+SAME = 1e-3
+"""Sine of the angle below which two columns are the same one, or one of them a mixture of others."""
+SWAPS = 24
+"""Candidates beyond the basis that are tried in it."""
+
+
+class Layer(NamedTuple):
+    """A linear layer and its gradient: weights (m, n), biases (m,)."""
+
+    weight: Tensor
+    bias: Tensor
+    weight_gradient: Tensor
+    bias_gradient: Tensor
+
+
+class Decomposition(NamedTuple):
+    """inputs: (examples, n), slopes: (examples, m), the gradient by what leaves the layer; gamma: share of ReLUs explained."""
+
+    inputs: Tensor
+    slopes: Tensor
+    gamma: float
+
+
+def rank_of(gradient: Tensor, tolerance: float) -> int:
+    """How many singular values stand out of rounding: the number of examples."""
+    values = torch.linalg.svdvals(gradient.double())
+    return int((values > tolerance * values[0]).sum())
+
+
+def decompose(layer: Layer, examples: int, rng: torch.Generator, *, draws: int, tolerance: float = 0.0) -> Decomposition:
+    """Inputs and slopes of at most so many examples, in no particular order, after at most so many draws of rows.
+
+    `tolerance`: relative size below which a number counts as zero; 0: by the precision of the gradient.
+    """
+    precision = torch.finfo(layer.weight_gradient.dtype).eps
+    fine = tolerance or FINE * TOLERANCE.get(layer.weight_gradient.dtype, 1e-2)
+    tolerance = tolerance or fine / FINE
+    layer = Layer(*(value.double() for value in layer))
+    size = min(examples, rank_of(layer.weight_gradient, max(10 * precision, tolerance / 10)))
+    search = _Search(layer, size, tolerance, fine, rng)
+    best = search.answer()
+    most = min(draws, 2 ** (size + PATIENCE)) if size > 1 else 0
+    while best.gamma < 1 and search.drawn < most:  # 0.99 is no proof: it was seen with two images of four wrong
+        if search.draw():
+            found = search.answer()
+            best = found if found.gamma > best.gamma else best
+    return best
+
+
+class _Search:
+    def __init__(self, layer: Layer, size: int, tolerance: float, fine: float, rng: torch.Generator) -> None:
+        if size < 1:
+            raise AttackError("the gradient of the layer is zero, so it tells nothing")
+        self.fine = fine
+        self.through = layer.weight_gradient @ layer.weight.T
+        self.layer, self.size, self.tolerance, self.rng, self.drawn = layer, size, tolerance, rng, 0
+        left, values, _ = torch.linalg.svd(layer.weight_gradient, full_matrices=False)
+        self.columns = left[:, :size]
+        # In these coordinates rounding is the same in all directions.
+        self.rows = self.columns * values[:size]
+        norms = self.rows.norm(dim=1)
+        self.alive = norms > tolerance * norms.max()
+        self.unit = self.rows[self.alive] / norms[self.alive, None]
+        self.metric = values[:size]
+        self.prefixes = min(PREFIXES, 2 ** (size + 4))
+        self.found = torch.zeros(0, size, dtype=torch.float64)
+        self.score = torch.zeros(0, dtype=torch.float64)
+        if size == 1:
+            self._keep(torch.ones(1, 1, dtype=torch.float64))
+
+    def draw(self) -> bool:
+        """Draw rows once; whether a new direction came of it."""
+        order = torch.randperm(len(self.unit), generator=self.rng)
+        looked = min(SCREEN, len(order) // 3)
+        screen, pool, weight = self.unit[order[:looked]], self.unit[order[looked:]], self._likely()[order[looked:]]
+        basis = self._null_spaces(pool, weight)
+        left, shown = pool @ basis, screen @ basis  # (prefixes, rows, 3)
+        pairs = torch.multinomial(weight, 2 * self.prefixes * PAIRS, replacement=True, generator=self.rng)
+        first, second = (left.gather(1, one[..., None].expand(-1, -1, 3)) for one in pairs.view(2, self.prefixes, PAIRS))
+        if self.size == 2:
+            second = second.new_tensor([0.0, 0.0, 1.0]).expand_as(second)
+        normal = torch.linalg.cross(first, second)
+        off = (normal @ shown.transpose(1, 2)).abs()
+        hits = (off <= self.tolerance * off.amax(-1, keepdim=True)).sum(-1) >= max(3, looked // 10)
+        chosen = hits.nonzero()[:HITS].T
+        self.drawn += self.prefixes * PAIRS
+        candidates = (basis[chosen[0]] @ normal[chosen[0], chosen[1], :, None])[..., 0]
+        candidates = candidates[candidates.isfinite().all(1) & (candidates.norm(dim=1) > 0)]
+        return self._keep(torch.nn.functional.normalize(candidates, dim=1))
+
+    def _likely(self) -> Tensor:
+        """How likely a row is off for an example that is still missing: as often as for those found, or as any. (rows,)."""
+        known = self.found[self.score >= 1] @ self.columns[self.alive].T
+        off = (known.abs() <= self.tolerance * known.abs().amax(1, keepdim=True)).double()
+        power = torch.randint(3, (), generator=self.rng)
+        weight: Tensor = ((1 + off.sum(0)) / (2 + len(off))) ** power
+        return weight
+
+    def _null_spaces(self, pool: Tensor, weight: Tensor) -> Tensor:
+        """Bases (prefixes, size, 3) of what vanishes on size - 3 random rows, the likely ones first."""
+        fixed = max(0, self.size - 3)
+        rest = torch.eye(3, dtype=pool.dtype)[: self.size].expand(self.prefixes, -1, 3)
+        if not fixed:
+            return rest
+        waits = -torch.rand(self.prefixes, len(pool), generator=self.rng).log() / weight.float()
+        rows = pool[waits.topk(fixed, dim=1, largest=False).indices]
+        solved = torch.linalg.solve_ex(rows[:, :, :fixed], -rows[:, :, fixed:])[0]
+        return torch.cat([solved, rest], 1)
+
+    def _keep(self, starts: Tensor) -> bool:
+        """Refine directions (n, size) on all rows where they vanish, keep what is new; whether something was."""
+        near, score = self._refined(starts)
+        columns = torch.nn.functional.normalize(near * self.metric, dim=1)
+        columns, score = torch.cat([self.found, columns]), torch.cat([self.score, score])
+        same = (columns @ columns.T).abs() > 1 - SAME**2
+        new = ~same.tril(-1).any(1)  # the first of its kind
+        some = int(new.sum()) > len(self.found)
+        kept = new.nonzero()[:, 0]
+        kept = kept[score[kept].argsort(descending=True, stable=True)[: 4 * self.size + SWAPS]]
+        self.found, self.score = columns[kept], score[kept]
+        return some
+
+    def _refined(self, near: Tensor) -> tuple[Tensor, Tensor]:
+        """(directions that vanish on more rows than any would, on how many); less for those that hang on a single row."""
+        if self.size == 1:
+            return near, near.new_ones(len(near))
+        squares = (self.unit[:, :, None] * self.unit[:, None, :]).flatten(1)
+        vanish = self._vanishing(near, self.tolerance)
+        for _ in range(2):
+            spread = (vanish.double() @ squares).view(-1, self.size, self.size)
+            values, vectors = torch.linalg.eigh(spread)
+            near = vectors[..., 0]
+            vanish = self._vanishing(near, self.fine)
+        # A mixture of two columns vanishes where both do, and on one row more that decides which mixture it is.
+        leverage = ((self.unit @ vectors[..., 1:]).square() / values[:, None, 1:].clamp_min(1e-30)).sum(-1)
+        hangs = (torch.where(vanish, leverage, 0.0) > ALONE).any(1)
+        zeros = vanish.sum(1).double()
+        enough = zeros > self.size
+        return near[enough], torch.where(hangs, zeros / len(self.unit), zeros)[enough]
+
+    def _vanishing(self, directions: Tensor, tolerance: float) -> Tensor:
+        """On which rows some directions (n, size) vanish: bool (n, rows)."""
+        off = (directions @ self.unit.T).abs()
+        vanish: Tensor = off <= tolerance * off.amax(1, keepdim=True)
+        return vanish
+
+    def answer(self) -> Decomposition:
+        """The best decomposition that the directions found so far allow."""
+        nothing = Decomposition(self.layer.weight[:0], self.layer.bias[None][:0], 0.0)
+        order = range(len(self.found))  # most zeros first
+        chosen: list[int] = []
+        span = self.found.new_zeros(0, self.size)
+        for place in order:
+            rest = self.found[place] - span.T @ (span @ self.found[place])
+            if rest.norm() > SAME:
+                chosen.append(place)
+                span = torch.cat([span, rest[None] / rest.norm()])
+        if len(chosen) < self.size:
+            return nothing
+        slopes, gamma = self._explained(chosen)
+        for other in [place for place in order if place not in chosen][:SWAPS]:
+            for place in range(self.size if gamma < 1 else 0):
+                tried = [*chosen[:place], other, *chosen[place + 1 :]]
+                found = self._explained(tried)
+                if found[1] > gamma:
+                    (slopes, gamma), chosen = found, tried
+        return Decomposition(torch.linalg.lstsq(slopes, self.layer.weight_gradient).solution, slopes.T, gamma)
+
+    def _explained(self, chosen: list[int]) -> tuple[Tensor, float]:
+        """Slopes (m, size) if these directions are the columns, and the share of ReLUs that they explain."""
+        slopes = self.columns @ self.found[chosen].T
+        slopes = slopes * torch.linalg.lstsq(slopes, self.layer.bias_gradient[:, None]).solution[:, 0]
+        outputs = torch.linalg.lstsq(slopes, self.through).solution + self.layer.bias
+        on, size = outputs.T > 0, slopes.abs() / slopes.abs().amax(0)
+        # Between the two tolerances nobody can tell a small slope from none.
+        explained = torch.where(on, size > FINE * self.tolerance, size <= self.tolerance)
+        return torch.where(on, slopes, 0.0), explained.double().mean().item()

@@ -1,0 +1,93 @@
+"""What linear layers and patch embeddings give away in closed form, with a certificate that tells exact from mixed."""
+
+import pytest
+import torch
+
+from adversary import AttackError
+from adversary.exact.features import inputs_of
+from adversary.exact.readout import features_before_last, read_out
+from fl_app import models
+from fl_app.core.local import LocalRule, local_update
+from fl_app.core.observation import Observation, Task
+from fl_app.core.space import Images
+from fl_app.scoring.matching import match
+from helpers.attacks import attack, digits, psnr, seen_of
+
+
+@pytest.mark.parametrize("model", ["mlp", "mlp(activation='sigmoid')", "linear"])
+def test_one_image_is_exact_and_certified(model):
+    x, y = digits(2, 1)
+    guess = attack("readout", *seen_of(x, y, model_text=model))
+    assert psnr(guess.x, x).min() > 100
+    assert (guess.loss == 0).all()
+    assert torch.equal(guess.y, y)
+
+
+def test_softmax_regression_gives_a_batch_of_distinct_classes():
+    x, y = digits(1, 60)
+    first = [int((y[0] == label).nonzero()[0]) for label in (0, 1, 2, 4, 7)]
+    x, y = x[:, first], y[:, first]
+    guess = attack("readout", *seen_of(x, y, model_text="linear"))
+    assert guess.loss == 0
+    assert psnr(guess.x[:, match(guess.x[0], x[0])], x).min() > 60
+
+
+def test_a_neuron_that_one_example_switches_on_shows_it():
+    rng = torch.Generator().manual_seed(0)
+    inputs, slopes = torch.rand(3, 20, generator=rng), torch.zeros(8, 3)
+    slopes[0, 0], slopes[1, 0], slopes[2, 1], slopes[3:] = 0.5, -0.2, 0.3, torch.rand(5, 3, generator=rng)
+    read = read_out(slopes @ inputs, slopes.sum(1), 3)
+    assert torch.allclose(read.inputs[0].float(), inputs[0], atol=1e-5)
+    assert read.certified.tolist() == [True, False, False]  # two neurons agree on the first alone
+
+
+def test_features_before_the_last_layer_of_any_model():
+    x, y = digits(1, 1)
+    seen, task = seen_of(x, y, model_text="lenet5")
+    (true,) = inputs_of(task.model, seen[0].params, x[0], ["fc3"])
+    read = features_before_last(seen[0].update, 10, 1)
+    assert torch.allclose(read.inputs.float(), true, atol=1e-4)
+    assert read.certified.all()
+
+
+def patched(examples, normalize=None):
+    x, y = digits(1, examples)
+    model = models.build("vit(dim=96, depth=2)", (1, 28, 28), 10, seed=1, normalize=normalize)
+    params, rule = models.parameters_of(model), LocalRule(batch_size=examples)
+    update = local_update(model, params, x[0], y[0], rule)
+    seen = Observation(params=params, update=update, rule=rule, num_examples=examples, server_round=1)
+    return x, y, [seen], Task(model, Images((1, 28, 28)), 10)
+
+
+@pytest.mark.parametrize("normalize", [None, ([0.13], [0.3])])
+def test_positions_give_the_patches_of_one_image(normalize):
+    x, y, seen, task = patched(1, normalize)
+    guess = attack("patches", seen, task)
+    assert psnr(guess.x, x).min() > 60
+    assert guess.loss < 1e-4
+    assert torch.equal(guess.y, y)
+
+
+def test_the_residual_tells_a_mixture_from_an_image():
+    _, _, seen, task = patched(2)
+    assert attack("patches", seen, task).loss > 1e-2
+
+
+def test_what_cannot_be_read_is_refused():
+    with pytest.raises(AttackError, match="reads features and no image"):
+        attack("readout", *seen_of(*digits(1, 1), model_text="lenet5"))
+    with pytest.raises(AttackError, match="no patches with learned positions"):
+        attack("patches", *seen_of(*digits(1, 1), model_text="lenet5"))
+    _, _, seen, task = patched(1)
+    del seen[0].update["position"]
+    with pytest.raises(AttackError, match="or their gradient was not sent"):
+        attack("patches", seen, task)
+
+
+def test_a_batch_behind_sigmoids_is_unmixed_and_scaled():
+    x, y = digits(1, 4, start=40)
+    guess = attack("cocktail_party(iterations=300)", *seen_of(x, y, model_text="mlp(activation='sigmoid')"))
+    order = match(guess.x[0], x[0])
+    mean = x.mean(1, keepdim=True).expand_as(x)
+    assert psnr(guess.x[:, order], x).mean() > psnr(mean, x).mean() + 2
+    assert (guess.loss > 0).all()  # no proof
