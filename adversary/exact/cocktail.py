@@ -79,7 +79,7 @@ class CocktailParty(Attack):
             x = padded(task.space.clamp(pixels.image(inputs, task.space.shape)).to(like), one.num_examples)
             y[:number] = classes_of(task, one.params, layer, inputs.to(like), slopes.to(like))
             answers.append(Guess(x, y, cosine(local_update(task.model, one.params, x, y, one.rule), one.update)))
-        return Guess(*(torch.stack(column) for column in zip(*answers, strict=True)))
+        return Guess.stacked(answers)
 
     def _unmix(self, white: Tensor, task: Task) -> Tensor:
         """Rows (targets, B, B) that make sources of white mixtures (targets, B, n)."""

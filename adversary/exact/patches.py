@@ -47,7 +47,7 @@ class Patches(Attack):
             x = image.expand(one.num_examples, *image.shape)
             y = label_inference.infer(self.labels, one, task, stream).to(x.device)
             answers.append(Guess(x, y, residual))
-        return Guess(*(torch.stack(column) for column in zip(*answers, strict=True)))
+        return Guess.stacked(answers)
 
 
 def solve(gradient: Tensors, params: Tensors, task: Task) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from adversary import labels as label_inference
 from adversary.base import Attack, AttackError, Guess
-from adversary.exact.features import Features, Start, input_before, inputs_of
+from adversary.exact.features import Features, input_before, inputs_of
 from adversary.labels import LabelRule, as_gradient
 from adversary.objectives import cosine
 from adversary.priors import Weight, colour_variation, total_variation
@@ -16,32 +16,34 @@ from adversary.search.optimizers import Adam, AdamSteps, Count, Rate
 from fl_app.core.local import LocalRule, Tensors, local_update
 from fl_app.core.observation import Observation, Task
 
+STEPS_APART = 0.3
+"""How far the mean of several local steps lies from the first gradient, relatively, before anything is known (ours)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Peeling(Attack):
     """Ours, for one image per update of a network whose last convolution, ReLU and max pooling lead to linear layers.
 
-    The first linear layer's gradient gives its input, the convolution's gradient then gives the convolution's (`features`),
+    The first linear layer's gradient gives its input, the convolution's gradient then gives the convolution's (`pooling`),
     and images are searched that have these features and little variation, in brightness and in colour; their mean is the
     answer. What several local steps add to one gradient is estimated at that image, and taken off before the next pass.
     """
 
     labels: LabelRule = "count"
     passes: Count = 3
-    """How often the features are solved for, each time given the image of the last."""
+    """How often the features are solved for, each time given the image of the last; once is enough for a single gradient."""
     iterations: Count = 300
+    """Of the search."""
     seeds: Count = 4
     """Images that are searched side by side and averaged."""
     lr: Rate = 0.1
-    tv: Weight = 0.5
-    colour: Weight = 0.5
+    tv: Weight = 0.3
+    colour: Weight = 0.3
     """Weight of the variation of colours."""
-    trust: Weight = 0.3
-    """Weight of the features of the image found, in the equations of the next pass."""
 
     def cost(self, examples: int, rule: LocalRule) -> float:
-        """Half a gradient per iteration, and about a thousand for the equations of a pass."""
-        return self.passes * (0.5 * self.iterations * self.seeds + 1000.0)
+        """Half a gradient per iteration, and some thousands for the equations of a pass."""
+        return self.passes * (0.5 * self.iterations * self.seeds + 5000.0)
 
     def shortened(self, iterations: int) -> "Peeling":
         """One pass with so many iterations."""
@@ -59,17 +61,17 @@ class Peeling(Attack):
         return Guess.stacked(answers)
 
     def _peel(self, seen: Observation, y: Tensor, task: Task, stream: torch.Generator) -> Tensor:
-        observed, start = as_gradient(seen), None
-        gradient, x = observed, torch.empty(0)
-        for _ in range(self.passes):
-            known = input_before(gradient, seen.params, task, start)
-            x = self._image(known, seen, task, stream)
+        observed = as_gradient(seen)
+        gradient, x, error = observed, None, STEPS_APART if seen.rule.steps > 1 else 0.0
+        for _ in range(self.passes if seen.rule.steps > 1 else 1):
+            x = self._image(input_before(gradient, seen.params, task, x, error), seen, task, stream)
             # A gradient differs from the mean of several steps about as it does for the image found.
             ours = as_gradient(replace(seen, update=local_update(task.model, seen.params, x, y, seen.rule)))
             first = local_update(task.model, seen.params, x, y, LocalRule(batch_size=1))
-            gradient = {name: value + first[name] - ours[name] for name, value in observed.items()}
-            with torch.no_grad():
-                start = Start(inputs_of(task.model, seen.params, x, [known.layer])[0], self.trust)
+            better = {name: value + first[name] - ours[name] for name, value in observed.items()}
+            error = min(error, _distance(better, gradient))
+            gradient = better
+        assert x is not None
         return x
 
     def _image(self, known: Features, seen: Observation, task: Task, stream: torch.Generator) -> Tensor:
@@ -90,3 +92,9 @@ class Peeling(Attack):
 
 def _like(seen: Observation) -> Tensor:
     return next(iter(seen.params.values()))
+
+
+def _distance(a: Tensors, b: Tensors) -> float:
+    """Relative, over all tensors."""
+    apart = torch.stack([(value - b[name]).square().sum() for name, value in a.items()]).sum()
+    return float((apart / torch.stack([value.square().sum() for value in b.values()]).sum()).sqrt())

@@ -45,7 +45,7 @@ class ReadOut(Attack):
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Read each target by itself."""
         answers = [self._target(one, task, stream) for one, stream in zip(seen, streams, strict=True)]
-        return Guess(*(torch.stack(column) for column in zip(*answers, strict=True)))
+        return Guess.stacked(answers)
 
     def _target(self, seen: Observation, task: Task, stream: torch.Generator) -> Guess:
         gradient, like = as_gradient(seen), next(iter(seen.params.values()))

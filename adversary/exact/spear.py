@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class Spear(Attack):
     its class, and the loss is one minus the cosine of the updates.
     """
 
+    needs_public: ClassVar[bool] = False
     draws: Count = 40_000_000
     """Sets of rows that are looked at before the best so far is the answer; a tenth is enough for 20 examples."""
     tolerance: Weight = 0.0
@@ -70,7 +72,7 @@ class Spear(Attack):
                 f"spear takes batches of up to {MOST} examples, not of {seen[0].num_examples}: use cocktail_party"
             )
         answers = [self._target(one, task, stream) for one, stream in zip(seen, streams, strict=True)]
-        return Guess(*(torch.stack(column) for column in zip(*answers, strict=True)))
+        return Guess.stacked(answers)
 
     def _target(self, seen: Observation, task: Task, stream: torch.Generator) -> Guess:
         gradient, like = as_gradient(seen), next(iter(seen.params.values()))

@@ -1,0 +1,171 @@
+"""A convolution, ReLU and max pooling taken apart: what entered them, from the gradient of the convolution's weight.
+
+Given which position of each pooling window was the largest, that gradient is linear in the input, the largest outputs are the
+pooled ones, and no other lies above them. Positions and input are found together by variational inference: the positions'
+probabilities given the input, in which each filter's gradient is the strongest evidence, then the input's Gaussian given the
+probabilities, with errors allowed for that shrink from step to step.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+STEPS = 30
+WIDE, NARROW = 1.0, 0.02
+"""Errors of the gradient allowed at first and at last, in units of its root mean square (ours, as all of these)."""
+LOOSE, TIGHT = 0.5, 0.05
+"""Errors of the outputs allowed at first and at last, in units of the pooled ones' root mean square."""
+DOUBTS_EVERY = 3
+"""Steps between two looks at how well the input is known, which takes as long as finding it."""
+COUNTS = 1e-2
+"""Probability below which a position adds no equation."""
+
+
+class Law(NamedTuple):
+    """What is expected of an input: mean (unknowns,) + basis (inputs, unknowns) z with z in N(0, I)."""
+
+    mean: Tensor
+    basis: Tensor
+
+
+class Evidence(NamedTuple):
+    """What an update gives away: pooled outputs and the gradient by them (filters, windows), the gradient of the weight."""
+
+    pooled: Tensor
+    slope: Tensor
+    gradient: Tensor
+    error: float = 0.0
+    """Relative error of all of it, where it is not one gradient."""
+
+
+class PooledConvolution:
+    """A convolution by its weight and bias, ReLU and max pooling by windows of `size`, for inputs of a shape."""
+
+    def __init__(self, conv: nn.Conv2d, weight: Tensor, bias: Tensor, shape: torch.Size, size: int) -> None:
+        self.shape, self.weight, self.bias, self.conv, self.size = shape, weight, bias, conv, size
+        channels, cells = shape[0], shape[1:].numel()
+        self.channels, self.cells = channels, cells
+        # Which cell of the input lies under each offset of the kernel, from 1 on, as 0 is the padding.
+        numbers = torch.arange(1.0, cells + 1, device=weight.device).view(1, 1, *shape[1:])
+        padding = conv.padding if not isinstance(conv.padding, str) else (conv.kernel_size[0] // 2, conv.kernel_size[1] // 2)
+        self.under = F.unfold(numbers, conv.kernel_size, padding=padding, stride=conv.stride)[0].long()
+        self.padding = padding
+        height, width = self._convolved(torch.zeros(1, *shape, device=weight.device)).shape[2:]
+        places = torch.arange(float(height * width), device=weight.device).view(1, 1, height, width)
+        self.windows = F.unfold(places, size, stride=size)[0].long().T  # (windows, positions in one)
+
+    def _convolved(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, None, self.conv.stride, self.padding)
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """What leaves for inputs (n, *shape)."""
+        return F.max_pool2d((self._convolved(x) + self.bias[:, None, None]).relu(), self.size)
+
+    def taken_apart(self, seen: Evidence, law: Law, start: Tensor | None = None) -> Tensor:
+        """The most likely input, (inputs,); a start is one that is nearly right, from which half of the steps are enough."""
+        return _Inference(self, seen, law).solved(start)
+
+
+class _Inference:
+    def __init__(self, block: PooledConvolution, seen: Evidence, law: Law) -> None:
+        self.block, self.law = block, law
+        self.narrow, self.tight = max(NARROW, seen.error), max(TIGHT, seen.error)
+        filters, number = len(block.weight), law.basis.shape[1]
+        self.pooled, slope = seen.pooled.view(filters, -1), seen.slope.view(filters, -1)
+        self.active = self.pooled > 1e-6 * self.pooled.max()
+        self.slope = slope * self.active
+        self.scale = self.pooled[self.active].square().mean().sqrt()
+        self.gradient = seen.gradient.flatten(2)  # (filters, channels, offsets)
+        self.unit = self.gradient.square().mean().sqrt()
+        out = block._convolved(law.basis.T.reshape(number, *block.shape)).flatten(2).permute(1, 2, 0)
+        self.rows = out[:, block.windows].contiguous()  # (filters, windows, positions in one, unknowns)
+        base = block._convolved(law.mean.view(1, *block.shape))[0].flatten(1) + block.bias[:, None]
+        self.base = base[:, block.windows]
+        self.wanted = self.pooled[..., None].expand_as(self.base)
+        self.under = block.under[:, block.windows]  # (offsets, windows, positions in one)
+        self.share = torch.full_like(self.base, 1 / block.windows.shape[1])
+
+    def solved(self, start: Tensor | None) -> Tensor:
+        number = self.rows.shape[-1]
+        z, spread = self.rows.new_zeros(number), torch.eye(number, dtype=self.rows.dtype, device=self.rows.device)
+        first = 0
+        if start is not None:
+            z, first = torch.linalg.lstsq(self.law.basis, (start - self.law.mean)[:, None]).solution[:, 0], STEPS // 2
+        doubt = self._doubts(spread)
+        for step in range(first, STEPS):
+            part = step / (STEPS - 1)
+            error = self.unit * WIDE * (self.narrow / WIDE) ** part
+            slack = self.scale * LOOSE * (self.tight / LOOSE) ** part
+            self._look(z, doubt, error, slack)
+            factor, right = self._equations(z, error, slack)
+            z = torch.cholesky_solve(right[:, None], factor)[:, 0]
+            if step % DOUBTS_EVERY == DOUBTS_EVERY - 1:
+                doubt = self._doubts(torch.cholesky_inverse(factor))
+        return self.law.mean + self.law.basis @ z
+
+    def _doubts(self, spread: Tensor) -> tuple[Tensor, Tensor]:
+        """Variances of the outputs (filters, windows, positions in one) and of the inputs, given those of the unknowns."""
+        rows = self.rows.flatten(0, 2)
+        outputs = ((rows @ spread) * rows).sum(1).clamp_min(0).view_as(self.base)
+        return outputs, ((self.law.basis @ spread) * self.law.basis).sum(1)
+
+    def _patches(self, inputs: Tensor) -> Tensor:
+        """What lies under the kernel at each position: (windows, positions in one, channels * offsets)."""
+        cells = F.pad(inputs.view(self.block.channels, -1), (1, 0))  # the padding is cell 0
+        return cells[:, self.under].permute(2, 3, 0, 1).flatten(2)
+
+    def _look(self, z: Tensor, doubt: tuple[Tensor, Tensor], error: Tensor, slack: Tensor) -> None:
+        """How likely each position is the largest of its window, given the input; one window after the other."""
+        outputs = self.rows @ z + self.base
+        deviation = (doubt[0] + slack.square()).sqrt()
+        gap = (self.wanted - outputs) / deviation
+        below: Tensor = torch.special.log_ndtr(gap)
+        fits = -0.5 * gap.square() - deviation.log() + below.sum(-1, keepdim=True) - below
+        patches = self._patches(self.law.mean + self.law.basis @ z)
+        unsure = self._patches(doubt[1]).mean(2)
+        noise = error.square() + (self.slope.square() * (self.share * unsure).sum(2)).sum(1)
+        sizes, slope = patches.square().sum(2), self.slope
+        rest = self.gradient.flatten(1) - torch.einsum("fw,fwj,wjd->fd", slope, self.share, patches)
+        for window in range(len(patches)):
+            own, patch = slope[:, window, None], patches[window]
+            rest = rest + own * (self.share[:, window] @ patch)
+            explained = (own * (rest @ patch.T) - 0.5 * own.square() * sizes[window]) / noise[:, None]
+            self.share[:, window] = (fits[:, window] + explained).softmax(1)
+            rest = rest - own * (self.share[:, window] @ patch)
+
+    def _routed(self) -> Tensor:
+        """The gradient by each output of the convolution, as expected: (filters, outputs)."""
+        routed = self.share.new_zeros(len(self.share), self.block.under.shape[1])
+        routed[:, self.block.windows.flatten()] = (self.share * self.slope[..., None]).flatten(1)
+        return routed
+
+    def _equations(self, z: Tensor, error: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
+        """(Cholesky factor, right side) of the unknowns' normal equations: the law, the outputs and the gradient."""
+        matrix, right = torch.eye(len(z), dtype=z.dtype, device=z.device), torch.zeros_like(z)
+        # The largest of a window is its pooled output, if that is not 0; any other position that lies above it is pulled down.
+        largest = self.share * self.active[..., None]
+        weight = largest + (1 - largest) * (self.rows @ z + self.base > self.wanted)
+        counts = weight > COUNTS
+        rows, kept = self.rows[counts], weight[counts] / slack.square()
+        matrix += rows.T @ (rows * kept[:, None])
+        right += rows.T @ (kept * (self.wanted - self.base)[counts])
+        # The gradient of each filter, with the doubt that the positions leave as noise.
+        patches = self._patches(self.law.mean + self.law.basis @ z)
+        mean = torch.einsum("fwj,wjd->fwd", self.share, patches)
+        varied = (self.share * patches.square().sum(2)).sum(2) - mean.square().sum(2)
+        noise = error.square() + (self.slope.square() * varied).sum(1) / patches.shape[2]
+        counted = (1 / noise).repeat_interleave(self.gradient.shape[2])
+        equations = torch.zeros(len(self.share), len(self.under), self.block.cells + 1, dtype=z.dtype, device=z.device)
+        routed = self._routed()
+        for offset, under in enumerate(self.block.under):
+            equations[:, offset].index_add_(1, under, routed)
+        flat = equations[:, :, 1:].flatten(0, 1)
+        for channel in range(self.block.channels):
+            cells = slice(channel * self.block.cells, (channel + 1) * self.block.cells)
+            linear = flat @ self.law.basis[cells]
+            left = self.gradient[:, channel].flatten() - flat @ self.law.mean[cells]
+            matrix += linear.T @ (linear * counted[:, None])
+            right += linear.T @ (counted * left)
+        return torch.linalg.cholesky(matrix), right
