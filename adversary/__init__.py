@@ -7,10 +7,14 @@ from collections.abc import Callable
 
 from adversary.base import Attack, AttackError, Belief, Facts, Guess, Informed, Public
 from adversary.exact.cocktail import CocktailParty
+from adversary.exact.fishing import FishingReadout
+from adversary.exact.imprint import ImprintReadout
+from adversary.exact.loki import LokiReadout
 from adversary.exact.patches import Patches
 from adversary.exact.peeling import Peeling
 from adversary.exact.readout import ReadOut
 from adversary.exact.spear import Spear
+from adversary.exact.traps import TrapsReadout
 from adversary.learned.ridge import Ridge
 from adversary.local_steps import SME, Epochwise
 from adversary.presets import DLG, IDLG, CosineLBFGS, GaussNewton, GradInversion, InvertingGradients
@@ -23,10 +27,13 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "cosine_lbfgs": CosineLBFGS,
     "dlg": DLG,
     "epochwise": Epochwise,
+    "fishing": FishingReadout,
     "gauss_newton": GaussNewton,
     "grad_inversion": GradInversion,
     "idlg": IDLG,
+    "imprint": ImprintReadout,
     "inverting_gradients": InvertingGradients,
+    "loki": LokiReadout,
     "matching": Matching,
     "patches": Patches,
     "peeling": Peeling,
@@ -35,6 +42,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "sme": SME,
     "spear": Spear,
     "standard": Standard,
+    "traps": TrapsReadout,
 }
 DEFAULT = "standard"
 """What is run where nobody names an attack."""

@@ -103,6 +103,9 @@ class Attack(Checked, ABC):
     at_weights: ClassVar[bool] = True
     """Whether what it learns depends on the weights of a round, on the clients' rule and on draws."""
 
+    different_weights: ClassVar[bool] = False
+    """Whether it takes an aggregate of clients that were sent different weights."""
+
     @abstractmethod
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess | Belief:
         """Answer for compatible observations, each with a generator of its own."""
@@ -163,6 +166,8 @@ class Attack(Checked, ABC):
         for other in seen[1:]:
             if compatibility(other) != first:
                 raise AttackError("these observations differ in rule, number of examples or parameters: attack them in groups")
+        if not self.different_weights and any(one.sent for one in seen):
+            raise AttackError("clients were sent different weights, and an aggregate over these explains no example")
         answer = self.run(seen, task, [generator(seed, one.server_round, one.client) for one in seen])
         return _checked_belief(answer, seen) if isinstance(answer, Belief) else _checked_guess(answer, seen, task)
 

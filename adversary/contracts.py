@@ -4,6 +4,7 @@ The tests run them on all registered attacks, `thorns check` and a generated tes
 """
 
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from fl_app.core.contracts import copied, must, same, settings
 from fl_app.core.local import LocalRule, local_update
 from fl_app.core.observation import Observation, Task
 from fl_app.core.space import Images
+from fl_app.models.fronts import PIXEL, Imprint, Loki
 from fl_app.models.vit import vit
 
 SIDE, CLASSES, TARGETS = 8, 4, 3
@@ -63,6 +65,37 @@ def _transformer() -> nn.Module:
     return vit((1, SIDE, SIDE), CLASSES, patch=4, dim=8, depth=1, heads=2)
 
 
+def _fronted(front: nn.Module) -> nn.Module:
+    """A network behind the block of a malicious server: bins of brightness, all with the same way out."""
+    with torch.no_grad():
+        rows, bias, out = (front.get_parameter(name) for name in ("bins.weight", "bins.bias", "out.weight"))
+        slope = float(len(bias)) if isinstance(front, Loki) else 1.0
+        rows.fill_(slope / (SIDE * SIDE * PIXEL))
+        bias.copy_(-slope * torch.linspace(0, 1, len(bias) + 1)[:-1])
+        out.fill_(0.01)
+        if isinstance(front, Loki):
+            front.conv.weight[0, 0, 1, 1] = PIXEL
+    return nn.Sequential(OrderedDict(front=front, net=_linear()))
+
+
+def _imprinted() -> nn.Module:
+    return _fronted(Imprint((1, SIDE, SIDE), 32, sparse=False))
+
+
+def _loki() -> nn.Module:
+    return _fronted(Loki((1, SIDE, SIDE), 32, 2))
+
+
+def _fished() -> nn.Module:
+    """A network of whose last layer one class is left."""
+    model = _convolutional()
+    with torch.no_grad():
+        last = model.get_submodule("3")
+        last.get_parameter("weight")[1:] = 0
+        last.get_parameter("bias").copy_(torch.tensor([0.0, 1000.0, 1000.0, 1000.0]))
+    return model
+
+
 def _case(network: Callable[[], nn.Module]) -> Case:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
@@ -91,8 +124,9 @@ def case_for(attack: Attack, *, quick: bool = True) -> tuple[Attack, Case]:
     refusal = AttackError("it takes no network")
     chosen = (attack.shortened(FEW) or attack) if quick else attack
     # The second for attacks that need a network without convolutions, the third for those that need ReLU and max pooling,
-    # the fourth for those that need a linear layer with a ReLU, the last for those that need patches.
-    for network in (_convolutional, _linear, _pooled, _gated, _transformer):
+    # the fourth for those that need a linear layer with a ReLU, the fifth for those that need patches, the others for those
+    # of malicious servers.
+    for network in (_convolutional, _linear, _pooled, _gated, _transformer, _imprinted, _loki, _fished):
         case = _case(network)
         try:
             ready = _prepared(chosen, case)

@@ -10,10 +10,12 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fl_app.core.local import MOST_EXAMPLES, LocalRule, Tensors, finite
-from fl_app.core.observation import Observation, Visibility
+from fl_app.core.observation import Knowledge, Observation, Visibility
 from fl_app.core.wire import WireError, to_tensors
 from strategies.fedsgd import FedSGD, Rejected, read_update
+from strategies.malicious import Malicious
 from strategies.replies import aggregate, difference, equal, own, partition_of
+from strategies.wrapping import Wrapping, innermost
 
 log = logging.getLogger("thorns")
 Payload = Literal["update", "weights"]
@@ -28,7 +30,7 @@ class Keeper(Protocol):
         ...
 
 
-class Curious(Strategy):
+class Curious(Wrapping):
     """Any strategy, whose valid replies are also written to `captures` and handed to `on_capture`.
 
     `rule` says how the clients make their updates; Flower's messages do not. With `payload="weights"` replies are new
@@ -53,14 +55,18 @@ class Curious(Strategy):
         visibility: Visibility = "individual",
         payload: Payload = "update",
         on_capture: Callable[[Observation], None] | None = None,
+        knowledge: Knowledge | None = None,
     ) -> None:
         if visibility == "aggregate" and clients is not None:
             raise ValueError("a server that sees only the aggregate sees no single clients: leave `clients` out")
-        if payload == "weights" and (rule.kind != "delta" or isinstance(strategy, FedSGD)):
+        self._inner = innermost(strategy)
+        self._fedsgd = self._inner if isinstance(self._inner, FedSGD) else None
+        if payload == "weights" and (rule.kind != "delta" or self._fedsgd):
             raise ValueError("payload='weights' needs a rule of kind 'delta' and a strategy whose clients send weights")
-        self.strategy, self.captures, self.rule = strategy, captures, rule
+        super().__init__(strategy)
+        self.captures, self.rule = captures, rule
         self.rounds, self.clients, self.visibility, self.payload = rounds, clients, visibility, payload
-        self.on_capture = on_capture
+        self.on_capture, self.knowledge = on_capture, knowledge or Knowledge()
         self.lost = 0
         """Observations that could not be written."""
         self._sent: dict[int, Tensors] = {}
@@ -94,18 +100,6 @@ class Curious(Strategy):
                 self._complain(f"round {server_round} is not captured", f"{type(error).__name__}: {error}")
         return self.strategy.aggregate_train(server_round, replies)
 
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Delegate."""
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Delegate."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        """Delegate."""
-        self.strategy.summary()
-
     def _complain(self, what: str, reason: str, details: str = "") -> None:
         """Warn of each reason once: a full disk fails every capture of a thousand rounds; replies can make up many."""
         if reason not in self._said and len(self._said) < MOST_REASONS:
@@ -113,7 +107,7 @@ class Curious(Strategy):
             log.warning("%s: %s (training goes on; said once)", what, details or reason)
 
     def _client(self, node: int) -> int:
-        roster = self.strategy.roster.client_of if isinstance(self.strategy, FedSGD) else self._partitions or self._numbers
+        roster = self._fedsgd.roster.client_of if self._fedsgd else self._partitions or self._numbers
         if node not in roster:
             raise Rejected("it is from an unknown node")
         return roster[node]
@@ -138,7 +132,7 @@ class Curious(Strategy):
 
     def _rule(self, number: int) -> LocalRule:
         """The rule of a client with so many examples: as many epochs, if that can be told."""
-        if isinstance(self.strategy, FedSGD) or self.visibility == "aggregate" or number == self.rule.num_examples:
+        if self._fedsgd or self.visibility == "aggregate" or number == self.rule.num_examples:
             return self.rule
         own = self.rule.for_examples(number)
         if own is None:
@@ -165,14 +159,15 @@ class Curious(Strategy):
         for node, record in sent.items():
             own = shared if record is usual else to_tensors(record)
             self._sent[node] = shared if own is shared or equal(own, shared) else own
-        if self.visibility == "aggregate" and any(own is not shared for own in self._sent.values()):
+        differ = any(own is not shared for own in self._sent.values())
+        if self.visibility == "aggregate" and differ and not isinstance(self.strategy, Malicious):
             self._complain(f"round {server_round} is not captured", "an aggregate over different weights explains no example")
             self._sent = {}
 
     def _watch(self, server_round: int, replies: list[Message]) -> None:
         """Turn the replies into observations, by client."""
         seen: dict[int, Observation] = {}
-        if not isinstance(self.strategy, FedSGD) and self.visibility == "individual":
+        if not self._fedsgd and self.visibility == "individual":
             self._number(replies)
         for message in replies:
             node = message.metadata.src_node_id
@@ -202,8 +197,8 @@ class Curious(Strategy):
             raise Rejected("it was not asked in this round")
         params = self._sent[node]
         # What other strategies' clients count is theirs to say.
-        most = self.rule.num_examples if isinstance(self.strategy, FedSGD) else MOST_EXAMPLES
-        brought, number = read_update(message, params, most, getattr(self.strategy, "weighted_by_key", "num-examples"))
+        most = self.rule.num_examples if self._fedsgd else MOST_EXAMPLES
+        brought, number = read_update(message, params, most, getattr(self._inner, "weighted_by_key", "num-examples"))
         update = {name: brought[name] for name in params}
         if self.payload == "weights":
             update = {name: difference(value, params[name]) for name, value in update.items()}
@@ -217,6 +212,7 @@ class Curious(Strategy):
             server_round=server_round,
             node_id=node,
             client=client,
+            knowledge=self.knowledge,
         )
 
     def _keep(self, observation: Observation) -> None:

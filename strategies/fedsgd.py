@@ -110,18 +110,7 @@ class FedSGD(Strategy):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Step along the mean of the valid replies; with too few of them the weights stay as they were."""
-        self.last_reasons = {}
-        valid, rejected = self._valid(server_round, replies)
-        if valid and not self._average(valid):
-            # Only now look which reply did it: checking each of them every round would cost more than the mean.
-            finite = []
-            for reply in valid:
-                if all(bool(value.isfinite().all()) for value in reply.update.values()):
-                    finite.append(reply)
-                else:
-                    self._warn(server_round, reply.client, "its update has values that are not finite")
-            rejected += len(valid) - len(finite)
-            valid = finite if finite and self._average(finite) else []
+        valid, rejected = self._averaged(server_round, replies)
         applied = len(valid) >= max(1, self.min_clients)
         self.last_counts = {"accepted": len(valid), "rejected": rejected, "applied": int(applied)}
         metrics = MetricRecord(dict(self.last_counts))
@@ -134,6 +123,13 @@ class FedSGD(Strategy):
             )
             return None, metrics
         return self._step(server_round), metrics
+
+    def count(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
+        """Check and count the replies of a round, and leave the weights as they are."""
+        valid, rejected = self._averaged(server_round, replies)
+        # Of a round that was not to change the weights it is not said that it did not, unless nobody answered.
+        self.last_counts = {"accepted": len(valid), "rejected": rejected} | ({} if valid else {"applied": 0})
+        return MetricRecord(dict(self.last_counts))
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Clients do not evaluate: a loss on private data is a leak of its own."""
@@ -179,6 +175,22 @@ class FedSGD(Strategy):
     def _views(self, flat: Tensor) -> Tensors:
         parts = flat.split([value.numel() for value in self._like.values()])
         return {name: part.view_as(value) for (name, value), part in zip(self._like.items(), parts, strict=True)}
+
+    def _averaged(self, server_round: int, replies: Iterable[Message]) -> tuple[list[Reply], int]:
+        """(the valid replies, whose mean is in `self._mean`; how many are not valid)."""
+        self.last_reasons = {}
+        valid, rejected = self._valid(server_round, replies)
+        if valid and not self._average(valid):
+            # Only now look which reply did it: checking each of them every round would cost more than the mean.
+            finite = []
+            for reply in valid:
+                if all(bool(value.isfinite().all()) for value in reply.update.values()):
+                    finite.append(reply)
+                else:
+                    self._warn(server_round, reply.client, "its update has values that are not finite")
+            rejected += len(valid) - len(finite)
+            valid = finite if finite and self._average(finite) else []
+        return valid, rejected
 
     def _average(self, replies: list[Reply]) -> bool:
         """The weighted mean into `self._mean`; False if it is not finite. Summed by client, so the same on every engine."""

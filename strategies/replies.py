@@ -39,8 +39,14 @@ def aggregate(seen: list[Observation]) -> Observation:
         server_round=first.server_round,
         client=-1,
         visibility="aggregate",
+        sent={one.client: different(one.params, first.params) for one in seen if one.params is not first.params},
         knowledge=first.knowledge,
     )
+
+
+def different(params: Tensors, usual: Tensors) -> Tensors:
+    """The tensors of a client that are not the usual ones."""
+    return {name: value for name, value in params.items() if not torch.equal(value, usual[name])}
 
 
 def difference(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:

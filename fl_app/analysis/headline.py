@@ -90,6 +90,8 @@ def cautions(conditions: Sequence[Condition]) -> list[str]:
             found.append(
                 "Even undefended updates stay within the limits: these attacks are too weak here to show that a defense holds."
             )
+    runs = [run for one in conditions for cell in one.cells for run in (cell.attacked, cell.training) if run is not None]
+    found += [said for said in dict.fromkeys(run.experiment.warning for run in runs) if said]
     found += _blind(conditions)
     if len({cell.seed for one in conditions for cell in one.cells}) == 1 and any(one.attackers for one in conditions):
         found.append(

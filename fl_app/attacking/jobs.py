@@ -49,12 +49,14 @@ class TaskSpec:
     normalize: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     code: Path | None = None
     """The folder from which `model` = "module:function" is imported, if it is not one of ours."""
+    front: str = ""
+    """The block that a malicious server put in front of the model."""
 
     def build(self) -> Task:
         """The task itself."""
         if self.code is not None:
             return foreign.load(self.model, self.code, self.input_shape, self.num_classes, self.normalize)
-        model = models.build(self.model, self.input_shape, self.num_classes, normalize=self.normalize)
+        model = models.build(self.model, self.input_shape, self.num_classes, normalize=self.normalize, front=self.front)
         halfprecision.require(model.parameters())
         return Task(model, Images(self.input_shape), self.num_classes)
 

@@ -50,7 +50,7 @@ def task_spec(experiment: Experiment) -> TaskSpec:
     """The public facts of an experiment."""
     dataset = data.load(experiment.dataset)
     normalize = (dataset.mean, dataset.std) if experiment.normalize else None
-    return TaskSpec(experiment.model, dataset.input_shape, dataset.num_classes, normalize)
+    return TaskSpec(experiment.model, dataset.input_shape, dataset.num_classes, normalize, front=experiment.front)
 
 
 class CaptureSession(ABC):
@@ -208,7 +208,8 @@ class Session(CaptureSession):
                 params = self.captures.read(self.captures.path_of(*key)).params
             except CaptureError:
                 return None  # the job reports the damaged file
-        return replace(knowledge_of(self.assets, self.grants, key, params), public=self.built.trained)
+        known = knowledge_of(self.assets, self.grants, key, params)
+        return replace(known, public=known.public or self.built.trained)
 
     def learning(self) -> Learning:
         """Examples of the test split, which no client holds and no target is made of, written once per run."""

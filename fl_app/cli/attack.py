@@ -70,10 +70,11 @@ def attack_run(
     if of_another_app(path):
         raise RunError(f"{path} holds captures of another app: add --model MODULE:FUNCTION --input-shape SHAPE")
     run, granted, measured = RunDir.open(path), parse_grants(grants), with_plugged(metrics)
-    for text in attacks:
-        adversary.build(text)
     in_round, of_client = select(rounds, 1, "rounds"), select(clients, 0, "clients")
     experiment = experiment_of(run)
+    attacks = attacks or [experiment.craft.readout or adversary.DEFAULT]
+    for text in attacks:
+        adversary.build(text)
     if device:
         experiment = experiment.changed(device=device)
     assets = assets_of(experiment)
@@ -185,6 +186,8 @@ def _show(console: Console, contenders: list[Contender]) -> None:
     console.print(_table(_every([one.attacker for one in contenders]), first.scoring.metrics))
     experiment = first.session.experiment
     saw = f"the server saw {experiment.seen_in_words}"
+    if experiment.warning:
+        say(console, experiment.warning)
     say(console, f"defense: {experiment.defense}; {saw}; mean ± half of the 95 % interval over targets")
     for one in contenders:
         done = [target for target in one.attacker.targets if target.done]

@@ -31,6 +31,7 @@ class Kind(StrEnum):
     partitions = "partitions"
     optimizers = "optimizers"
     engines = "engines"
+    servers = "servers"
     settings = "settings"
 
 
@@ -52,6 +53,7 @@ REGISTRIES = {
     Kind.metrics: ("fl_app.scoring.metrics", "METRICS"),
     Kind.partitions: ("fl_app.data.partitions", "PARTITIONS"),
     Kind.optimizers: ("strategies.optimizers", "OPTIMIZERS"),
+    Kind.servers: ("strategies.crafts", "CRAFTS"),
 }
 """Modules by name: each is imported only when it is listed."""
 

@@ -84,12 +84,11 @@ def attack(
 ) -> None:
     """Attack the captures of a run, score the reconstructions and show them; what is done already is not done again.
 
-    Without --attack it is standard: several attacks, and a choice by evidence.
+    Without --attack it is standard: several attacks, and a choice by evidence; of a malicious server, its own read-out.
     """
     import adversary
     from fl_app.cli.attack import attack_run
 
-    chosen = attacks or [adversary.DEFAULT]
     if model is not None:
         only_for(
             "runs, whose truth is known: leave it out", {"--judge": judge, "--noise-ratio": noise_ratio, "--metric": metric}
@@ -101,7 +100,7 @@ def attack(
             console,
             run_dir,
             task_of(model, input_shape, classes, mean, std),
-            chosen,
+            attacks or [adversary.DEFAULT],
             rounds=rounds,
             clients=clients,
             limit=limit,
@@ -116,7 +115,7 @@ def attack(
     answered = attack_run(
         console,
         run_dir,
-        chosen,
+        attacks or [],
         rounds=rounds,
         clients=clients,
         grants=grant or [],

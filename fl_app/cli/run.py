@@ -95,6 +95,8 @@ def run_and_report(experiment: "Experiment", engine: str, start: "Start") -> Non
                 highlight=False,
                 soft_wrap=True,
             )
+    if experiment.warning:
+        console.print(f"[bold red]{escape(experiment.warning)}[/bold red]", highlight=False, soft_wrap=True)
     console.print(f"Results: [bold]{escape(shown)}[/bold]", soft_wrap=True)
     if experiment.attack != "none":
         from fl_app.cli.attack import attack_run

@@ -36,7 +36,7 @@ ALLOW = "allow"
 KEY_FILE = "encryption-key-file"
 """The key that clients encrypt with; a client with one answers encrypted runs alone. It makes no own configuration either."""
 NOT_OWN = ("partition-id", "num-partitions", STATE_DIR, ALLOW, KEY_FILE)
-NAMED = ("dataset", "partition", "model", "optimizer", "defense")
+NAMED = ("dataset", "partition", "model", "optimizer", "defense", "server")
 """The settings of a run that a client builds something from; attacks are none of its business."""
 
 

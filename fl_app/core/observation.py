@@ -33,6 +33,9 @@ class Knowledge:
     public: bool = False
     """Public examples of the same kind, which the attack learned from."""
 
+    chosen: tuple[str, ...] = ()
+    """What a malicious server made up to see more: the "weights", the "architecture"."""
+
     @property
     def ledger(self) -> tuple[str, ...]:
         """The names of what was granted, for people."""
@@ -45,7 +48,7 @@ class Knowledge:
             "evaluation network": self.evaluator,
             "public examples": self.public,
         }
-        return tuple(name for name, given in granted.items() if given)
+        return *(name for name, given in granted.items() if given), *(f"the server chose the {one}" for one in self.chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,8 @@ class Observation:
     client: int = 0
     """The client's number in the roster; -1 for an aggregate."""
     visibility: Visibility = "individual"
+    sent: dict[int, Tensors] = field(default_factory=dict)
+    """Of an aggregate of clients that were sent different weights: client -> what differs from `params`."""
     knowledge: Knowledge = field(default_factory=Knowledge)
 
 

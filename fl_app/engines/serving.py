@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
@@ -20,6 +21,7 @@ from fl_app.engines.watcher import Watcher
 from fl_app.experiment.assets import Assets, assets_of, on_device, use_threads
 from fl_app.experiment.config import Experiment, from_run_config
 from fl_app.experiment.fingerprint import check_data, record_data
+from fl_app.experiment.grants import server_knowledge
 from fl_app.experiment.runs import create_run, new_path
 from fl_app.experiment.utility import evaluate
 from fl_app.models import parameters_of
@@ -27,13 +29,16 @@ from fl_app.store.captures import Captures
 from fl_app.store.files import RunError, RunFailed
 from fl_app.store.locks import LOCK, alone
 from fl_app.store.runs import SLACK, Checkpoint, RunDir
-from strategies import Curious, FedDelta, FedSGD, Resumed, optimizers
+from strategies import Curious, FedDelta, FedSGD, Malicious, Resumed, optimizers
+from strategies.crafts import Scene
 from strategies.roster import one_line
 
 log = logging.getLogger("thorns")
 
 CHECKPOINT_SECONDS = 30.0
 PULL_SECONDS = 0.002
+PUBLIC = 10_000
+"""The most examples of the test split, which no client holds, that a malicious server works by."""
 
 
 class Stopped(Exception):
@@ -71,10 +76,11 @@ class RoundEnd:
         self.stepped = Finite(server_round, arrays)
         experiment = self.assets.experiment
         last = server_round == experiment.rounds
-        line: dict[str, float | int] = {"round": server_round, "seconds": round(time.monotonic() - self.began, 3)}
+        line: dict[str, float | int | str] = {"round": server_round, "seconds": round(time.monotonic() - self.began, 3)}
         cost = self.grid.spent()
         line |= {**self.strategy.last_counts, **cost} if server_round else {}
         line |= spent(self.assets, server_round)
+        line |= {"server": experiment.server} if experiment.craft.chooses else {}
         metrics = None
         if last or server_round % experiment.eval_every == 0:
             utility = evaluate(
@@ -161,18 +167,28 @@ def build_strategy(experiment: Experiment) -> FedSGD:
     )
 
 
-def curious(fedsgd: FedSGD, experiment: Experiment, run: RunDir, beside: Beside | None) -> Strategy:
+def malicious(strategy: Strategy, assets: Assets) -> Strategy:
+    """The strategy, with crafted weights in the rounds that are captured if the server is malicious."""
+    experiment, craft, test = assets.experiment, assets.experiment.craft, assets.splits.test
+    if not craft.chooses:
+        return strategy
+    public, _ = test.at(torch.arange(min(PUBLIC, len(test))))
+    return Malicious(strategy, craft, Scene(assets.model, public, experiment.rule, experiment.seed), experiment.captured_rounds)
+
+
+def curious(strategy: Strategy, experiment: Experiment, run: RunDir, beside: Beside | None) -> Strategy:
     """The strategy with the curious hook around it, if the experiment asks for captures."""
     if not experiment.captured_rounds:
-        return fedsgd
+        return strategy
     return Curious(
-        fedsgd,
+        strategy,
         Captures(run.path / "captures"),
         experiment.rule,
         rounds=experiment.captured_rounds,
         clients=None if experiment.seen == "aggregate" else experiment.captured_clients,
         visibility=experiment.seen,
         on_capture=beside.on_capture if beside else None,
+        knowledge=server_knowledge(experiment),
     )
 
 
@@ -187,19 +203,21 @@ def serve(
     assets = assets_of(experiment)
     grid = MeteredGrid(reached)
     fedsgd = build_strategy(experiment)
-    fedsgd.roster.connected(grid)  # a federation that does not fit is refused before anything is written
+    strategy = malicious(fedsgd, assets)  # a craft that does not fit the model is refused before anything is written
+    fedsgd.roster.connected(grid)  # and so is a federation
     path = Path(experiment.run_dir) if experiment.run_dir else new_path(experiment, Path("runs"))
     if resume:
         RunDir.open(path)
         check_data(path, experiment)
     with alone(path / LOCK, f"{path} is being trained: wait for it, or choose another run-dir"):
-        return _train(grid, assets, fedsgd, path, watcher, resume=resume, make_beside=make_beside)
+        return _train(grid, assets, fedsgd, strategy, path, watcher, resume=resume, make_beside=make_beside)
 
 
 def _train(
     grid: MeteredGrid,
     assets: Assets,
     fedsgd: FedSGD,
+    strategy: Strategy,
     path: Path,
     watcher: Watcher,
     *,
@@ -225,7 +243,7 @@ def _train(
     weights = to_record({name: kept.weights[name] if kept else value for name, value in initial.items()})
     watcher.started(run, experiment, done)
     beside = make_beside(run, experiment) if make_beside else None
-    strategy = hidden(curious(fedsgd, experiment, run, beside), experiment)
+    strategy = hidden(curious(strategy, experiment, run, beside), experiment)
     if done:
         strategy = Resumed(strategy, done)  # outermost: the hook must see the true rounds
     after = RoundEnd(assets, fedsgd, grid, run, watcher, done)

@@ -69,6 +69,7 @@ def assets_of(experiment: Experiment) -> Assets:
         dataset.num_classes,
         seed=derive(experiment.seed, "model"),
         normalize=(dataset.mean, dataset.std) if experiment.normalize else None,
+        front=experiment.front,
     ).to(device)
     halfprecision.require(model.parameters())
     defense = prepared(client_defenses.build(experiment.defense), experiment.dataset, experiment.split)

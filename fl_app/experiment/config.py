@@ -20,7 +20,8 @@ from fl_app.data import DATASETS
 from fl_app.data.partitions import PARTITIONS
 from fl_app.data.splits import shares_of
 from fl_app.models import MODELS
-from strategies import optimizers
+from strategies import crafts, optimizers
+from strategies.crafts import Craft
 from strategies.hidden import LEAST_CLIENTS, MOST_MASKED
 
 Value = bool | int | float | str
@@ -105,6 +106,9 @@ class Experiment(BaseModel):
     worker: Literal["inline", "ray"] = Field(
         "inline", description="where the attack runs: 'inline' after the training, 'ray' beside it"
     )
+    server: str = Field(
+        "honest", description="'honest', or how a malicious one attacks in the captured rounds, see `thorns list servers`"
+    )
     run_dir: str = Field("", description="where results go; empty: a new folder below ./runs")
 
     @model_validator(mode="after")
@@ -121,7 +125,7 @@ class Experiment(BaseModel):
             raise ValueError("run-dir must not hold a null character")
         if self.min_clients > self.clients:
             raise ValueError(f"min-clients={self.min_clients} is more than clients={self.clients}")
-        _ = self.rule
+        self.craft.check(self.rule)
         self._check_visibility()
         self._check_capture()
         if self.attack != "none":
@@ -176,6 +180,22 @@ class Experiment(BaseModel):
     def captured_clients(self) -> Selection:
         """The clients to capture."""
         return _selected("capture-clients", self.capture_clients, 0, "clients")
+
+    @property
+    def craft(self) -> Craft:
+        """What the server does to the weights and the architecture; of an honest one, nothing."""
+        return crafts.build(self.server)
+
+    @property
+    def warning(self) -> str:
+        """Said wherever the run is shown if its server is malicious; else empty."""
+        chosen = " and the ".join(self.craft.chooses)
+        return f"The server is malicious: {self.server}. In the captured rounds it chose the {chosen}." if chosen else ""
+
+    @property
+    def front(self) -> str:
+        """The spec of the block that the server puts in front of the model; empty if none."""
+        return self.craft.front(self.clients)
 
     @property
     def rule(self) -> LocalRule:
@@ -241,7 +261,7 @@ def _from_items(items: tuple[tuple[str, Any], ...]) -> Experiment:
         raise ConfigError("\n".join(problems)) from None
 
 
-SPECS = ("dataset", "partition", "model", "optimizer", "defense", "attack", "attacks", "metrics")
+SPECS = ("dataset", "partition", "model", "optimizer", "defense", "server", "attack", "attacks", "metrics")
 """The settings of runs and sweeps in which code from outside can be named."""
 
 

@@ -10,6 +10,7 @@ from fl_app.core.observation import Knowledge
 from fl_app.core.seeds import generator
 from fl_app.data.batches import step_positions
 from fl_app.experiment.assets import Assets
+from fl_app.experiment.config import Experiment
 from fl_app.experiment.truth import clients_behind, true_aggregate, true_positions
 from fl_app.models.statistics import batchnorm_statistics
 
@@ -50,9 +51,16 @@ def order_of(assets: Assets, server_round: int, client: int) -> Tensor:
     return torch.stack(steps)
 
 
+def server_knowledge(experiment: Experiment) -> Knowledge:
+    """What a malicious server has beyond the protocol: what it made up, and the public examples by which it did."""
+    chosen = experiment.craft.chooses
+    return Knowledge(public=bool(chosen), chosen=chosen)
+
+
 def knowledge_of(assets: Assets, grants: tuple[str, ...], key: tuple[int, int], params: Tensors | None) -> Knowledge:
     """What is granted about a target (round, client)."""
-    knowledge = Knowledge(
+    knowledge = replace(
+        server_knowledge(assets.experiment),
         defense=assets.experiment.defense if "defense" in grants else None,
         repeats="repeats" in grants and examples_repeat(assets, key[1]),
         evaluator="evaluator" in grants,

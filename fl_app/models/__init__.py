@@ -9,6 +9,7 @@ from torch import nn
 from fl_app.core import plugins, spec
 from fl_app.core.local import Tensors
 from fl_app.models.convnet import convnet
+from fl_app.models.fronts import FRONTS
 from fl_app.models.latent import latent_net
 from fl_app.models.layers import Normalize
 from fl_app.models.lenet import lenet, lenet5
@@ -38,17 +39,24 @@ def build(
     *,
     seed: int = 0,
     normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    front: str = "",
 ) -> nn.Module:
-    """Build a model for inputs in [0, 1]; `normalize` = (mean, std) by channel adds that as the first layer."""
+    """Build a model for inputs in [0, 1]; `normalize` = (mean, std) by channel adds that as the first layer.
+
+    `front` is the spec of a block before all else (`fronts`).
+    """
     # torch's initialisers draw from the global generator: borrow it, and leave it as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = spec.build_one("model", text, MODELS, input_shape, num_classes, base=nn.Module)
         if (name := spec.single("model", text).name) not in MODELS:
             _check_answer(name, net, input_shape, num_classes)
-    if normalize is None:
-        return net
-    return nn.Sequential(OrderedDict(normalize=Normalize(*normalize), net=net))
+    before: dict[str, nn.Module] = {}
+    if front:
+        before["front"] = spec.build_one("block", front, FRONTS, input_shape)
+    if normalize is not None:
+        before["normalize"] = Normalize(*normalize)
+    return nn.Sequential(OrderedDict(**before, net=net)) if before else net
 
 
 def _check_answer(name: str, net: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -64,16 +72,17 @@ def _check_answer(name: str, net: nn.Module, input_shape: tuple[int, ...], num_c
             raise spec.SpecError(f"the model {name} answers two inputs with the shape {shape}, not (2, {num_classes})")
 
 
-def size_of(text: str, input_shape: tuple[int, ...], num_classes: int) -> int:
+def size_of(text: str, input_shape: tuple[int, ...], num_classes: int, front: str = "") -> int:
     """How many parameters a model has, without making room for them; 0 if its code cannot tell without."""
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             net = spec.build_one("model", text, MODELS, input_shape, num_classes, base=nn.Module)
+            block = spec.build_one("block", front, FRONTS, input_shape) if front else nn.Identity()
     except spec.SpecError as error:
         if not isinstance(error.__cause__, RuntimeError):
             raise
         return 0  # code from outside that computes with its own weights while it is made; else `build` says it too
-    return sum(value.numel() for value in net.parameters())
+    return sum(value.numel() for part in (net, block) for value in part.parameters())
 
 
 def parameters_of(model: nn.Module) -> Tensors:

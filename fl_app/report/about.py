@@ -65,6 +65,7 @@ def in_words(study: Study) -> str:
         f"{cells}seed{'s' * (len(seeds) > 1)} {_values([str(seed) for seed in seeds])}. {value['dataset']}, {value['model']}, "
         f"{value['clients']} clients, batch {value['batch-size']}, {value['rounds']} rounds, update '{value['update']}'."
     )
+    words += "".join(f" {said}" for said in dict.fromkeys(run.experiment.warning for run in (*training, *attacked)) if said)
     if attacked and training and attacked[0].path != training[0].path:
         other = {fact.name: fact.attacked for fact in shown}
         words += f" Attacked: {other['clients']} clients, batch {other['batch-size']}, rounds {other['capture']}."

@@ -15,6 +15,8 @@ from fl_app.scoring.perceptual import Net, lpips_distance
 from fl_app.scoring.target import KEYS
 
 REFINER = "the Refiner paper"
+RECOVERED = 30.0
+"""dB from which on an image counts as recovered: closed forms find some examples exactly and others not at all."""
 CALIBRATED = "below what blind answers reach on MNIST and CIFAR-10, docs/report.md"
 """The Refiner paper's 0.05 is for larger images, by a network that it does not name: scripts/calibrate_lpips.py."""
 
@@ -48,6 +50,13 @@ METRICS: dict[str, Metric] = {
     "ssim": Metric(title="SSIM", digits=2, higher_leaks=True, threshold=Threshold(0.5, REFINER), values=_ssim),
     "mse": Metric(
         title="MSE", digits=4, higher_leaks=False, shown="files", values=lambda pairs: images.mse(pairs.x, pairs.true_x)
+    ),
+    "above_30db": Metric(
+        title="share above 30 dB",
+        digits=2,
+        higher_leaks=True,
+        shown="files",
+        values=lambda pairs: (images.psnr(pairs.x, pairs.true_x) > RECOVERED).double(),
     ),
     "lpips_alex": Metric(
         title="LPIPS",

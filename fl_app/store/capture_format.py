@@ -19,6 +19,8 @@ EXTRA_BYTES = 64 * 2**20
 RULE_CHARACTERS = 1000
 ADDED = {"local-momentum": 0.0, "local-weight-decay": 0.0, "local-shuffle": False}
 """What rules of older captures do not name, and had."""
+CHOSEN = ("weights", "architecture")
+"""What a malicious server may have made up."""
 NUMBER = re.compile(r"-?[0-9]{1,20}")
 
 
@@ -41,6 +43,7 @@ def encode(seen: Observation, model: str) -> tuple[Tensors, dict[str, str]]:
     if seen.knowledge.labels is not None:
         tensors["knowledge/labels"] = seen.knowledge.labels
     tensors |= {f"knowledge/statistics/{name}": value for name, value in seen.knowledge.statistics.items()}
+    tensors |= {f"sent/{client}/{name}": value for client, own in seen.sent.items() for name, value in own.items()}
     notes: dict[str, object] = {
         "thorns": "capture",
         "version": VERSION,
@@ -56,6 +59,10 @@ def encode(seen: Observation, model: str) -> tuple[Tensors, dict[str, str]]:
         notes["defense"] = seen.knowledge.defense
     if seen.knowledge.repeats:
         notes["repeats"] = 1
+    if seen.knowledge.public:
+        notes["public"] = 1
+    if seen.knowledge.chosen:
+        notes["chosen"] = ",".join(seen.knowledge.chosen)
     return tensors, {key: str(value) for key, value in notes.items()}
 
 
@@ -77,9 +84,23 @@ def check(seen: Observation) -> None:
     labels = seen.knowledge.labels
     if labels is not None and (labels.shape != (seen.num_examples,) or labels.dtype != torch.int64 or bool((labels < 0).any())):
         raise CaptureError(f"its labels are not {seen.num_examples} classes")
+    if any(one not in CHOSEN for one in seen.knowledge.chosen):
+        raise CaptureError(f"it claims that the server chose {str(seen.knowledge.chosen)[:80]}")
+    _check_sent(seen)
     for name, value in seen.knowledge.statistics.items():
         if value.ndim != 2 or len(value) != 2 or not value.is_floating_point():
             raise CaptureError(f"its statistics of {name[:80]} are not a mean and a variance per channel")
+
+
+def _check_sent(seen: Observation) -> None:
+    """Weights of single clients belong to an aggregate, and differ from the others' in values alone."""
+    if seen.sent and seen.visibility != "aggregate":
+        raise CaptureError("it holds weights of several clients, but is no aggregate")
+    for client, own in seen.sent.items():
+        for name, value in own.items():
+            like = seen.params.get(name)
+            if like is None or value.shape != like.shape or value.dtype != like.dtype:
+                raise CaptureError(f"the weights that it says client {client} was sent do not fit: {name[:80]}")
 
 
 def read_model(path: Path, server_round: int) -> Model:
@@ -98,7 +119,7 @@ def read_observation(path: Path, model: Model, server_round: int, client: int) -
         raise CaptureError("it was made with other weights than those of its round")
     labels = tensors.pop("knowledge/labels", None)
     statistics = _taken(tensors, "knowledge/statistics/")
-    update = _taken(tensors, "update/")
+    update, sent = _taken(tensors, "update/"), _sent(_taken(tensors, "sent/"))
     if tensors:
         raise CaptureError(f"it holds {next(iter(tensors))[:80]!r}, which is neither an update nor knowledge")
     seen = Observation(
@@ -110,7 +131,15 @@ def read_observation(path: Path, model: Model, server_round: int, client: int) -
         node_id=_number(notes, "node_id"),
         client=_number(notes, "client"),
         visibility=cast(Visibility, notes.get("visibility", "")),
-        knowledge=Knowledge(labels=labels, defense=notes.get("defense"), statistics=statistics, repeats="repeats" in notes),
+        sent=sent,
+        knowledge=Knowledge(
+            labels=labels,
+            defense=notes.get("defense"),
+            statistics=statistics,
+            repeats="repeats" in notes,
+            public="public" in notes,
+            chosen=tuple(notes["chosen"].split(",")) if "chosen" in notes else (),
+        ),
     )
     check(seen)
     if (seen.server_round, seen.client) != (server_round, client):
@@ -134,6 +163,17 @@ def _taken(tensors: Tensors, prefix: str) -> Tensors:
     """Move the tensors with a prefix out."""
     names = [name for name in tensors if name.startswith(prefix)]
     return {name.removeprefix(prefix): tensors.pop(name) for name in names}
+
+
+def _sent(tensors: Tensors) -> dict[int, Tensors]:
+    """Tensors named "client/name", by client."""
+    found: dict[int, Tensors] = {}
+    for key, value in tensors.items():
+        client, _, name = key.partition("/")
+        if not re.fullmatch("[0-9]{1,9}", client):
+            raise CaptureError(f"it holds weights of {client[:40]!r}, which is no client")
+        found.setdefault(int(client), {})[name] = value
+    return found
 
 
 def _number(notes: dict[str, str], key: str) -> int:

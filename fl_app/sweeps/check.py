@@ -29,10 +29,10 @@ def check(plan: Plan, source: str, *, fetch: bool) -> list[str]:
     Without `fetch` nothing is downloaded: a data set that is not there leaves its cells unchecked.
     """
     unchecked: list[str] = []
-    tried: set[tuple[str, str, bool, str]] = set()
+    tried: set[tuple[str, str, bool, str, str]] = set()
     for unit in plan.units:
         experiment = unit.experiment
-        what = (experiment.dataset, experiment.model, experiment.normalize, experiment.defense)
+        what = (experiment.dataset, experiment.model, experiment.normalize, experiment.defense, experiment.server)
         if what in tried:
             continue
         tried.add(what)
@@ -67,7 +67,10 @@ def _try(experiment: Experiment) -> None:
     """One protected gradient of a few examples."""
     dataset, defense = data.load(experiment.dataset), client_defenses.build(experiment.defense)
     normalize = (dataset.mean, dataset.std) if experiment.normalize else None
-    model = models.build(experiment.model, dataset.input_shape, dataset.num_classes, normalize=normalize)
+    model = models.build(
+        experiment.model, dataset.input_shape, dataset.num_classes, normalize=normalize, front=experiment.front
+    )
+    experiment.craft.fits(model)
     if _waits(defense):
         return  # its evaluation network takes a minute to train
     step = Step(parameters_of(model), model, *dataset.train.at(slice(0, min(FEW, experiment.batch_size))))

@@ -13,6 +13,7 @@ FEW = {
     "cosine_lbfgs": "cosine_lbfgs(iterations=100)",
     "dlg": "dlg(iterations=100, restarts=1)",
     "epochwise": "epochwise(iterations=100)",
+    "fishing": "fishing(attack=idlg(iterations=100, labels=given, restarts=1))",
     "gauss_newton": "gauss_newton(iterations=3, products=30)",
     "grad_inversion": "grad_inversion(iterations=150, seeds=2)",
     "idlg": "idlg(iterations=100, restarts=1)",

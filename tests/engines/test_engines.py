@@ -31,6 +31,7 @@ CASES = {
         "local_shuffle": True,
         "optimizer": "adam(lr=0.01)",
     },
+    "a malicious server": {"server": "loki(bins=20)", "capture": "1-2"},
     "batch norm": {"model": "resnet10", "batch_size": 2, "rounds": 2},
 }
 
@@ -48,6 +49,7 @@ def test_ray_gives_the_weights_of_inline(case, small, tmp_path):
     assert len(seen[0]) == len(seen[1]) == (6 if experiment.capture != "none" else 0)
     for ours, theirs in zip(*seen, strict=True):
         assert (ours.server_round, ours.client) == (theirs.server_round, theirs.client)
+        assert same(ours.params, theirs.params)
         assert same(ours.update, theirs.update)
 
 

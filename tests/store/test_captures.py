@@ -105,6 +105,9 @@ def test_rounds_and_clients_are_found_in_order(tmp_path, rng):
         ({"update": {"b.weight": torch.zeros(3, 2), "a": torch.full((4,), torch.nan), "scale": torch.zeros(())}}, "finite"),
         ({"knowledge": Knowledge(labels=torch.zeros(3, dtype=torch.int64))}, "labels"),
         ({"knowledge": Knowledge(statistics={"x": torch.zeros(3, 4)})}, "statistics"),
+        ({"knowledge": Knowledge(chosen=("everything",))}, "the server chose"),
+        ({"sent": {1: {"a": torch.zeros(4)}}}, "no aggregate"),
+        ({"sent": {1: {"a": torch.zeros(5)}}, "client": -1, "visibility": "aggregate"}, "client 1 was sent do not fit: a"),
     ],
 )
 def test_what_could_not_be_read_is_not_written(tmp_path, rng, change, reason):
@@ -217,6 +220,9 @@ def hostile_files(good, seen, model, draw):
     yield "missing", rebuilt({k: v for k, v in tensors.items() if k != "update/a"}, notes)
     yield "labels", rebuilt({**tensors, "knowledge/labels": torch.zeros(3)}, notes)
     yield "knowledge", rebuilt({**tensors, "knowledge/odd": torch.zeros(3)}, notes)
+    yield "sent of no aggregate", rebuilt({**tensors, "sent/3/a": torch.zeros(4)}, notes)
+    yield "sent by nobody", rebuilt({**tensors, "sent/x/a": torch.zeros(4)}, notes)
+    yield "chosen", rebuilt(tensors, {**notes, "chosen": "weights,everything"})
     view = bytes(4 * 6)
     text = good[8 : 8 + length]
     yield "NaN", resealed(text, b"\0\0\xc0\x7f" * ((len(good) - 8 - length) // 4))
