@@ -56,11 +56,11 @@ def defense_mod(
         # Everything that can be known is checked before the client trains.
         chosen = usable(named_by(context, key) if defense is None else defense, private=private)
         memory = _recall(context, key)
-        before = _tensors(message.content, arrays, "request")
+        before = record_tensors(message.content, arrays, "request")
         reply = call_next(message, context)
         if reply.has_error():
             return reply
-        after = _tensors(reply.content, arrays, "reply")
+        after = record_tensors(reply.content, arrays, "reply")
         others = [name for name in reply.content.array_records if name != arrays]
         if others:
             raise ModError(f"the reply also brings the arrays {others}, which would leave unprotected: put all into '{arrays}'")
@@ -167,7 +167,8 @@ def _flat(tensors: Tensors) -> Tensor:
     return torch.cat([torch.zeros(0, dtype=torch.float64), *(value.double().flatten() for value in tensors.values())])
 
 
-def _tensors(content: RecordDict, name: str, what: str) -> Tensors:
+def record_tensors(content: RecordDict, name: str, what: str, who: str = "defense_mod") -> Tensors:
+    """The arrays of a request or a reply; ModError if they are not there or no arrays."""
     from flwr.app import ArrayRecord
 
     from fl_app.core.wire import WireError, to_tensors
@@ -175,7 +176,7 @@ def _tensors(content: RecordDict, name: str, what: str) -> Tensors:
     record = content.get(name)
     if not isinstance(record, ArrayRecord):
         found = ", ".join(content.array_records) or "none"
-        raise ModError(f"the {what} has no arrays called '{name}' (it has: {found}): name them by defense_mod(arrays=...)")
+        raise ModError(f"the {what} has no arrays called '{name}' (it has: {found}): name them by {who}(arrays=...)")
     try:
         return to_tensors(record)
     except WireError as error:

@@ -13,7 +13,8 @@ from flwr.clientapp import ClientApp
 from client_defenses import Memory
 from client_defenses.base import overrides
 from fl_app.client.aggregation import aggregation_mod
-from fl_app.client.policy import STATE_DIR, OwnConfig, Refused, check_run, own_assets, own_config
+from fl_app.client.guard import Guarded, Watch, guard_of
+from fl_app.client.policy import GUARD, STATE_DIR, OwnConfig, Refused, check_run, own_assets, own_config
 from fl_app.client.secret import secret_draws
 from fl_app.client.state import ClientState, Kept
 from fl_app.core.local import Step, Tensors, local_update
@@ -29,6 +30,7 @@ log = logging.getLogger("thorns")
 app = ClientApp(mods=[aggregation_mod])
 MEMORY = "defense-memory"
 ANSWERED = "own-answers"
+LOSSES = "guard-losses"
 Request = dict[str, Any]
 """What a training message says beside the weights."""
 Answer = Callable[[Message, Context], Message]
@@ -43,7 +45,7 @@ def discreet(answer: Answer) -> Answer:
         try:
             return answer(message, context)
         except Refused as refusal:
-            log.warning("refused: %s", refusal)
+            log.warning("refused: %s", refusal.why)
             raise
         except Exception as error:
             if type(error).__module__.partition(".")[0] in OURS:
@@ -97,6 +99,7 @@ def remembered(context: Context, config: Request, experiment: Experiment, client
             context.state[ANSWERED] = ConfigRecord({"last-round": kept.answered if kept else 0})
             if kept and kept.memory:
                 context.state[MEMORY] = to_record(kept.memory)
+            context.state[LOSSES] = ConfigRecord({"losses": folder.losses()})
     elif MEMORY not in context.state and done:
         return RunDir.open(Path(experiment.run_dir)).load_memory(done, client)
     return memory_of(context)
@@ -110,10 +113,17 @@ def same(before: Tensors, after: Tensors) -> bool:
     )
 
 
-def own_of(context: Context) -> OwnConfig | None:
-    """What this client decides itself; a configuration that cannot be read answers nothing."""
+def losses_of(context: Context) -> list[float]:
+    """The losses of the last rounds, as the guard remembers them."""
+    record = context.state.get(LOSSES)
+    return list(record["losses"]) if isinstance(record, ConfigRecord) else []  # type: ignore[arg-type]
+
+
+def own_of(context: Context) -> tuple[OwnConfig | None, Guarded | None]:
+    """What this client decides itself, and its guard; a configuration that cannot be read answers nothing."""
     try:
-        return own_config(context.node_config)
+        in_run = context.run_config.get("guard", "off")
+        return own_config(context.node_config), guard_of(context.node_config, str(in_run))
     except SpecError as error:
         log.error("this client's node config is not valid: %s", error)
         raise Refused("this client's own configuration is not valid; its log says why") from None
@@ -130,8 +140,15 @@ def check_new(context: Context, server_round: int) -> None:
     record["last-round"] = server_round
 
 
-def defended_update(assets: Assets, params: Tensors, client: int, server_round: int, memory: Memory) -> tuple[Tensors, int]:
-    """(the update that a client sends in a round, how many examples are in it)."""
+def defended_update(
+    assets: Assets,
+    params: Tensors,
+    client: int,
+    server_round: int,
+    memory: Memory,
+    watch: Callable[[Step], Step] = lambda step: step,
+) -> tuple[Tensors, int]:
+    """(the update that a client sends in a round, how many examples are in it); a guard may `watch` its steps."""
     defense = assets.defense
     if not memory.state and overrides(defense, "on_start"):
         own_x, own_y = assets.splits.train.at(assets.shares[client])
@@ -139,7 +156,7 @@ def defended_update(assets: Assets, params: Tensors, client: int, server_round: 
     x, y = assets.batch(client, server_round)
 
     def gradient(step: Step) -> Tensors:
-        return defense.protect(step, memory)
+        return defense.protect(watch(step), memory)
 
     order = step_positions(assets.experiment.seed, client, server_round, assets.experiment.rule, len(y))
     return local_update(assets.model, params, x, y, assets.experiment.rule, gradient, order), len(y)
@@ -149,7 +166,7 @@ def defended_update(assets: Assets, params: Tensors, client: int, server_round: 
 @discreet
 def train(message: Message, context: Context) -> Message:
     """Answer a round with a protected update and nothing else: no loss, no label counts."""
-    own = own_of(context)
+    own, guarded = own_of(context)
     check_run(context.run_config)
     experiment = from_run_config(context.run_config)
     client = client_of(context)
@@ -168,14 +185,24 @@ def train(message: Message, context: Context) -> Message:
     if own:
         check_new(context, server_round)
         batch = dict(zip("xy", assets.batch(client, server_round), strict=True))
-        # Neither where a run was resumed nor where state is kept goes into an update: a round that is asked for again after
-        # a resumption, with the same weights, is the same bytes again.
+        # Neither where a run was resumed, nor where state is kept, nor what the guard checks goes into an update: a round that
+        # is asked for again after a resumption, with the same weights, is the same bytes again.
         asked = {key: value for key, value in config.items() if key != "resumed-from"}
-        settings = {key: value for key, value in context.node_config.items() if key != STATE_DIR}
+        settings = {key: value for key, value in context.node_config.items() if key not in (STATE_DIR, *GUARD)}
         memory.rng = secret_draws(own, [asked, context.run_config, settings], [params, memory.state, batch])
+    if folder is not None:
+        folder.note_weights(server_round, params)
+    if guarded:
+        guarded.check_weights(params, experiment.model, assets.splits.train.x[0].numel())
     if assets.device != "cpu":
         params = on_device(params, assets.device)
-    update, number = defended_update(assets, params, client, server_round, memory)
+    watch = Watch()
+    update, number = defended_update(assets, params, client, server_round, memory, *([watch] if guarded else []))
+    if guarded:
+        losses = guarded.check_update(params, update, watch.notes(), losses_of(context))
+        context.state[LOSSES] = ConfigRecord({"losses": losses})
+        if folder is not None:
+            folder.note_losses(losses)
     if assets.device != "cpu":
         update, memory.state = on_device(update, "cpu"), on_device(memory.state, "cpu")
     if memory.state or MEMORY in context.state:
@@ -198,7 +225,7 @@ def identify(message: Message, context: Context) -> Message:
 @discreet
 def save(message: Message, context: Context) -> Message:
     """Keep the defense's memory on this client's own disk, so that a run can be resumed."""
-    own = own_of(context)
+    own, _ = own_of(context)
     check_run(context.run_config)
     experiment = from_run_config(context.run_config)
     client = client_of(context)

@@ -35,13 +35,20 @@ ALLOW = "allow"
 """Code from outside Thorns that a run may name here, as module:Name, by commas; it alone makes no own configuration either."""
 KEY_FILE = "encryption-key-file"
 """The key that clients encrypt with; a client with one answers encrypted runs alone. It makes no own configuration either."""
-NOT_OWN = ("partition-id", "num-partitions", STATE_DIR, ALLOW, KEY_FILE)
+GUARD = ("guard", "guard-says-why", "models")
+"""The settings of the client's guard (`fl_app.client.guard`): it changes nothing in what is sent, so they make none either."""
+NOT_OWN = ("partition-id", "num-partitions", STATE_DIR, ALLOW, KEY_FILE, *GUARD)
 NAMED = ("dataset", "partition", "model", "optimizer", "defense", "server")
 """The settings of a run that a client builds something from; attacks are none of its business."""
 
 
 class Refused(ValueError):
     """A request that this client does not answer; the server reads the message, so it speaks of settings and never of data."""
+
+    def __init__(self, said: str, *, why: str = "") -> None:
+        super().__init__(said)
+        self.why = why or said
+        """What the client's own log says."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 <state>/<run>/latest.safetensors          as of the last answer; a node that restarts in the midst of a run goes on with it
 <state>/<run>/round-000120.safetensors    as of a round that the server kept; a resumed run goes on with it
+<state>/<run>/weights.txt                 a digest of the weights that came in each round, to compare with other clients'
+<state>/<run>/losses.txt                  the losses of the last rounds, for the client's guard
 
 <run> is a hash of the run's settings: a resumed run has another id, but the same settings. A folder inside the run directory
 (one machine, one owner) shares the kept rounds with the other engines, in the run directory's own place for them.
@@ -13,17 +15,19 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fl_app.client.policy import OwnConfig, Refused
+from fl_app.core.errors import said
 from fl_app.core.local import Tensors
 from fl_app.experiment.config import MAY_CHANGE, Experiment
-from fl_app.store.files import RunError, load_tensors, save_tensors
+from fl_app.store.files import RunError, checksum, load_tensors, save_tensors
 from fl_app.store.runs import RunDir
 
 log = logging.getLogger("thorns")
-VERSION, LATEST = "1", "latest.safetensors"
+VERSION, LATEST, WEIGHTS, LOSSES = "1", "latest.safetensors", "weights.txt", "losses.txt"
 KEPT_ROUNDS = 2
 """The last two: a server that ends before its own checkpoint is written resumes from the one before."""
 KEPT_RUNS = 32
@@ -95,15 +99,43 @@ class ClientState:
         """Keep the state after an answer, before the answer is sent."""
         notes = {"version": VERSION, "round": kept.server_round, "run": kept.run_id, "answered": kept.answered}
         try:
-            if not self.folder.is_dir():
-                self.folder.mkdir(parents=True, mode=0o700)
-                self.folder.parent.chmod(0o700)
-                _drop_oldest(self.folder.parent)
+            self._make_folder()
             save_tensors(self.latest, kept.memory, {key: str(value) for key, value in notes.items()})
         except (OSError, RunError) as error:
             # Unkept, the answer would be forgotten at the next restart: then it must not be given.
             log.error("this client's state cannot be kept in %s: %s", self.folder, error)
             raise Refused("this client cannot keep its state; its log says why") from None
+
+    def _make_folder(self) -> None:
+        if not self.folder.is_dir():
+            self.folder.mkdir(parents=True, mode=0o700)
+            self.folder.parent.chmod(0o700)
+            _drop_oldest(self.folder.parent)
+
+    def note_weights(self, server_round: int, params: Tensors) -> None:
+        """Write down which weights came, and show it."""
+        digest = checksum(params)
+        log.info("round %d: the weights are %s", server_round, digest[:16])
+        self._note(WEIGHTS, f"{server_round} {digest}\n", "a")
+
+    def note_losses(self, losses: Sequence[float]) -> None:
+        """Write down what the guard compares the next loss with."""
+        self._note(LOSSES, " ".join(map(repr, losses)), "w")
+
+    def losses(self) -> list[float]:
+        """What was written down; nothing if it cannot be read."""
+        with contextlib.suppress(OSError, ValueError):
+            return [float(one) for one in (self.folder / LOSSES).read_text(encoding="ascii").split()]
+        return []
+
+    def _note(self, name: str, text: str, mode: str) -> None:
+        """Notes protect nothing by themselves, so without room for them the client goes on."""
+        try:
+            self._make_folder()
+            with (self.folder / name).open(mode, encoding="ascii") as out:
+                out.write(text)
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self.folder / name, said(error))
 
     def keep(self, server_round: int) -> None:
         """Keep the latest state as that of a round, to resume from; nothing if there is none."""

@@ -19,6 +19,7 @@ from fl_app.core.selection import Selection, select
 from fl_app.data import DATASETS
 from fl_app.data.partitions import PARTITIONS
 from fl_app.data.splits import shares_of
+from fl_app.experiment import guards
 from fl_app.models import MODELS
 from strategies import crafts, optimizers
 from strategies.crafts import Craft
@@ -72,6 +73,9 @@ class Experiment(BaseModel):
     delta: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="report epsilon at this delta; 0: at 1e-5 if the defense promises an epsilon, else not at all"
     )
+    guard: str = Field(
+        "off", description="what simulated clients do about crafted weights: 'off', 'warn' or 'refuse', see docs/guard.md"
+    )
     update: Literal["gradient", "delta"] = Field("gradient", description="'gradient' (FedSGD) or 'delta' (local steps)")
     batch_size: Count = Field(32, description="examples in a local batch")
     local_steps: Steps = Field(1, description="local SGD steps in a round; more than 1 needs update='delta'")
@@ -120,6 +124,7 @@ class Experiment(BaseModel):
         defense = client_defenses.build(self.defense)
         if self.delta:
             epsilon(defense, examples=1, batch_size=1, steps=0, delta=self.delta)  # refuses a defense that promises none
+        guards.build(self.guard)
         shares_of(self.split)
         if "\0" in self.run_dir:
             raise ValueError("run-dir must not hold a null character")

@@ -1,0 +1,57 @@
+"""What the examples of a batch betray about the weights: who makes up the gradient, and what the loss says."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fl_app.client.guard.watch import Notes, Passed
+
+SEVERAL = 16
+"""The fewest examples for which neurons that one of them reaches say something: a usual neuron fires for a tenth of all."""
+
+
+def example_checks(notes: Notes, earlier: Sequence[float] = ()) -> dict[str, float]:
+    """All checks of one batch by name; `earlier` has the losses of the client's earlier rounds."""
+    found = {"loss": loss_jump(notes, earlier)}
+    layers = notes.layers
+    batch = len(layers[-1].delta) if layers else 0
+    if batch > 1 and all(len(one.inputs) == len(one.delta) == batch for one in layers):
+        found["d_snr"], found["excess"] = dominance(layers)
+    hidden = [one.delta for one in layers[:-1] if one.delta.ndim == 2]
+    if batch >= SEVERAL and hidden:
+        found["solo"] = max(map(solo_share, hidden))
+    return found
+
+
+def snr(sizes: Tensor) -> Tensor:
+    """The largest over the sum of the others, along the last dimension; 0 where all are zero."""
+    top = sizes.amax(-1)
+    return (top / (sizes.sum(-1) - top)).nan_to_num(nan=0.0)
+
+
+def dominance(layers: Sequence[Passed]) -> tuple[float, float]:
+    """(D-SNR, the share of it that the loss does not explain), each the largest of all layers (Garov et al. 2024, 4.2).
+
+    An example's gradient in a layer is measured by |input| |delta|: exact where a layer sees one vector, else a bound. With
+    batch statistics it is the example's place in the batch, not its loss, that counts. A trained network has batches in which
+    one example alone is wrong: its gradient dominates every layer as it dominates the loss's own gradient by the logits. What
+    exceeds that comes from the weights.
+    """
+    deltas = torch.stack([torch.linalg.vector_norm(one.delta.flatten(1).float(), dim=1) for one in layers])
+    ratios = snr(deltas * torch.stack([one.inputs.float() for one in layers]))
+    explained = snr(deltas[-1]).clamp(min=1.0)
+    return float(ratios.amax()), float((ratios / explained).nan_to_num(nan=1.0).amax())  # inf / inf: explained
+
+
+def solo_share(delta: Tensor) -> float:
+    """Share of the neurons that any example reaches (delta, (batch, neurons), is not 0) which exactly one reaches."""
+    active = (delta != 0).sum(0)
+    reached = int((active > 0).sum())
+    return int((active == 1).sum()) / reached if reached else 0.0
+
+
+def loss_jump(notes: Notes, earlier: Sequence[float]) -> float:
+    """The loss over the largest of earlier rounds, and over that of a guess, log(classes), if that is more."""
+    return notes.loss / max([math.log(max(notes.classes, 2)), *earlier]) if math.isfinite(notes.loss) else math.inf
