@@ -193,7 +193,7 @@ def train(message: Message, context: Context) -> Message:
     if folder is not None:
         folder.note_weights(server_round, params)
     if guarded:
-        guarded.check_weights(params, experiment.model, assets.splits.train.x[0].numel())
+        guarded.check_weights(params, tuple(assets.splits.train.x.shape[1:]), assets.num_classes)
     if assets.device != "cpu":
         params = on_device(params, assets.device)
     watch = Watch()

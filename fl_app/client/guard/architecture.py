@@ -1,16 +1,25 @@
 """What the architecture betrays: a layer put in front of the agreed network, and how many equations it makes of an example."""
 
 from collections.abc import Iterable
+from functools import lru_cache
+
+from torch import Size
 
 from fl_app.client.guard.watch import Notes
 from fl_app.client.guard.weights import linear_names
-from fl_app.core import spec
 from fl_app.core.local import Tensors
+from fl_app.models import build
 
 
-def agreed(model: str, models: Iterable[str]) -> bool:
-    """Whether a model's spec is one of those agreed on, however it is written."""
-    return spec.single("model", model) in [spec.single("model", one) for one in models]
+def agreed(params: Tensors, models: Iterable[str], input_shape: tuple[int, ...], classes: int) -> bool:
+    """Whether the weights are those of a model that was agreed on: what a run calls its model says little."""
+    shapes = tuple(value.shape for value in params.values())
+    return any(shapes == _shapes(model, input_shape, classes) for model in models)
+
+
+@lru_cache(maxsize=16)
+def _shapes(model: str, input_shape: tuple[int, ...], classes: int) -> tuple[Size, ...]:
+    return tuple(value.shape for value in build(model, input_shape, classes).parameters())
 
 
 def front_neurons(params: Tensors, pixels: int) -> float:

@@ -28,7 +28,7 @@ def example_checks(notes: Notes, earlier: Sequence[float] = ()) -> dict[str, flo
 def snr(sizes: Tensor) -> Tensor:
     """The largest over the sum of the others, along the last dimension; 0 where all are zero."""
     top = sizes.amax(-1)
-    return (top / (sizes.sum(-1) - top)).nan_to_num(nan=0.0)
+    return (top / (sizes.sum(-1) - top)).nan_to_num(nan=0.0, posinf=math.inf)
 
 
 def dominance(layers: Sequence[Passed]) -> tuple[float, float]:
@@ -42,7 +42,7 @@ def dominance(layers: Sequence[Passed]) -> tuple[float, float]:
     deltas = torch.stack([torch.linalg.vector_norm(one.delta.flatten(1).float(), dim=1) for one in layers])
     ratios = snr(deltas * torch.stack([one.inputs.float() for one in layers]))
     explained = snr(deltas[-1]).clamp(min=1.0)
-    return float(ratios.amax()), float((ratios / explained).nan_to_num(nan=1.0).amax())  # inf / inf: explained
+    return float(ratios.amax()), float((ratios / explained).nan_to_num(nan=1.0, posinf=math.inf).amax())  # inf / inf: explained
 
 
 def solo_share(delta: Tensor) -> float:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 from fl_app.client.guard.architecture import agreed, front_neurons, rank
@@ -11,9 +12,10 @@ from fl_app.client.guard.examples import example_checks
 from fl_app.client.guard.watch import Notes
 from fl_app.client.guard.weights import aligned, linear_names, weight_checks
 from fl_app.client.policy import GUARD, STATE_DIR, Refused
-from fl_app.core import spec
+from fl_app.core import plugins, spec
 from fl_app.core.local import Tensors
 from fl_app.experiment.guards import Finding, Guard, build
+from fl_app.models import MODELS
 
 log = logging.getLogger("thorns")
 EARLIER = 5
@@ -41,15 +43,14 @@ class Guarded(NamedTuple):
     says_why: bool = False
     models: Sequence[str] = ()
 
-    def check_weights(self, params: Tensors, model: str, pixels: int) -> None:
+    def check_weights(self, params: Tensors, input_shape: tuple[int, ...], classes: int) -> None:
         """Judge the weights that were sent and the architecture, before they are used."""
-        self.judge(self._of_weights(params, model, pixels))
-
-    def _of_weights(self, params: Tensors, model: str, pixels: int) -> dict[str, float]:
-        measured = _remembered_checks(params)
+        measured = dict(_remembered_checks(params))
         if not self.models:
-            return {**measured, "pixels": front_neurons(params, pixels)}
-        return measured if agreed(model, self.models) else {**measured, "model_not_agreed": 1.0}
+            measured["pixels"] = front_neurons(params, prod(input_shape))
+        elif not agreed(params, self.models, input_shape, classes):
+            measured["model_not_agreed"] = 1.0
+        self.judge(measured)
 
     def check_update(self, params: Tensors, update: Tensors, notes: Notes, earlier: Sequence[float]) -> list[float]:
         """Judge the examples' part and the update before it is sent; the losses to remember.
@@ -100,7 +101,8 @@ def _guarded(items: tuple[tuple[str, Any], ...]) -> Guarded | None:
     guard = build(config.guard)
     models = tuple(one.strip() for one in config.models.split(";") if one.strip())
     for one in models:
-        spec.single("model", one)
+        plugins.allow(plugins.named_in(one))
+        spec.lookup("model", spec.single("model", one), MODELS)
     if guard is None and (models or config.guard_says_why):
         raise spec.SpecError("models and guard-says-why are the guard's, which is off: set guard, or leave them out")
     return Guarded(guard, config.guard_says_why, models) if guard else None

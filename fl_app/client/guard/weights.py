@@ -56,7 +56,7 @@ def transmit(rows: Tensor) -> float:
         return 0.0
     sizes = rows.detach().abs().float()
     top, total = sizes.amax(1), sizes.sum(1)
-    return float((top / (total - top)).nan_to_num(nan=0.0).amax())  # 0 / 0: a row of zeros passes nothing on
+    return float((top / (total - top)).nan_to_num(nan=0.0, posinf=math.inf).amax())  # 0 / 0: a row of zeros passes nothing on
 
 
 def duplicates(rows: Tensor) -> float:
