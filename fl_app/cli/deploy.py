@@ -152,6 +152,24 @@ def client(
     run_node(NodeSettings(superlink, read_node_config(node_config), root_certificates, key, insecure, app, state))
 
 
+@app.command()
+def digests(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE FILE ...", help="weights.txt of the clients' state folders, of the same run.")
+    ],
+) -> None:
+    """Compare what several clients were sent: exit 1 if the server sent different weights in a round."""
+    from fl_app.client.digests import compare, read_digests, words
+
+    if len(files) < 2:
+        raise typer.BadParameter("compare the files of at least two clients")
+    found = compare({str(path): read_digests(path) for path in files})
+    for line in words(found):
+        typer.echo(line)
+    if found.different:
+        raise typer.Exit(1)
+
+
 @app.command("keys")
 def make_keys(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],

@@ -20,6 +20,11 @@ num-partitions = {clients}
 # demand = "dp_sgd(clip=1.0, noise=1.0)"
 # No update of fewer examples leaves.
 # min-examples = 16
+# What to do about weights that look crafted: "warn" (as without this line), "refuse" or "off", with limits by name ...
+# guard = "refuse(solo=0.4)"
+# ... architectures that may be sent, by semicolons; and whether the server is told which check refused.
+# models = "lenet5; resnet18(norm='group')"
+# guard-says-why = true
 # Made at first use; without it, draws come from the operating system and cannot be repeated.
 # secret-seed-file = "secret-seed-{client}"
 # The clients' common key (thorns deploy encryption-key, by one of them); with it, only encrypted runs are answered.

@@ -27,6 +27,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 
+from fl_app.client.guard import guard_of
 from fl_app.client.node_config import check_place
 from fl_app.client.policy import STATE_DIR, own_config
 from fl_app.client.state import check_private
@@ -158,6 +159,7 @@ def run_node(settings: NodeSettings) -> None:
     if settings.app == NodeSettings.app:
         check_place(node_config)
         own_config(node_config)  # a misspelt defense must end this client now, not refuse every round
+        guard_of(node_config)
     app = load_client_app(settings.app)  # before connecting: a client that is asked at once must not import first
     check_door(settings.superlink, settings.root_certificates, insecure=settings.insecure)
     presence, away_until = Presence(folder, settings.superlink), 0.0
