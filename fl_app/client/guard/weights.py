@@ -66,21 +66,20 @@ def duplicates(rows: Tensor) -> float:
     pairs are compared in place of n^2.
     """
     norms = torch.linalg.vector_norm(rows, dim=1)
-    units = rows[norms > 0] / norms[norms > 0, None]
-    if len(units) < 2:
-        return 0.0
     direction = torch.arange(rows.shape[1], dtype=rows.dtype, device=rows.device).cos_()
-    units = units[(units @ direction).abs().argsort()]
-    return float(((units[1:] * units[:-1]).sum(1).abs() > ALIKE).float().mean())
+    order = ((rows @ direction) / norms).abs().argsort()
+    norms, ordered = norms[order], rows[order]
+    products = torch.linalg.vecdot(ordered[1:], ordered[:-1]).abs()
+    return float(((products > ALIKE * norms[1:] * norms[:-1]) & (products > 0)).float().mean())  # a row of zeros is like none
 
 
 def aligned(rows: Tensor) -> float:
-    """Energy of a matrix in its first direction over that in all others: 1 / (stable rank - 1), by four power iterations."""
+    """Energy of a matrix in its first direction over that in all others: 1 / (stable rank - 1), by two power iterations."""
     energy = rows.square().sum()
     if not energy > 0:
         return 0.0
     across = rows[torch.linalg.vector_norm(rows, dim=1).argmax()]
-    for _ in range(4):
+    for _ in range(2):
         across = (rows @ across) @ rows
         across = across / torch.linalg.vector_norm(across)
     first = (rows @ across).square().sum()
@@ -92,13 +91,18 @@ def mirror(rows: Tensor) -> float:
 
     Of such a row the counts, and the mean square over the squared mean, are the same on both sides, whatever the order.
     """
-    above, below = rows.clamp(min=0), rows.clamp(max=0)
-    counts = torch.stack([(above > 0).sum(1), (below < 0).sum(1)]).to(rows.dtype)
-    sums = torch.stack([above.sum(1), below.sum(1)])
-    squares = torch.stack([above.square().sum(1), below.square().sum(1)])
+    sizes, signs = rows.abs(), rows.sign()
+    # (positive + negative part, positive - negative part) of each, which costs a fourth of taking the row apart.
+    counts = _parts(torch.linalg.vector_norm(signs, dim=1).square(), signs.sum(1))
+    sums = _parts(sizes.sum(1), rows.sum(1))
+    squares = _parts(torch.linalg.vector_norm(rows, dim=1).square(), torch.linalg.vecdot(rows, sizes))
     shape = counts * squares / sums.square()
     distance = (shape[0] / shape[1]).log().abs() + (counts[0] / counts[1]).log().abs()
     return float((distance * counts.sum(0).sqrt() < MIRRORED).float().mean())  # a comparison with nan is false
+
+
+def _parts(total: Tensor, difference: Tensor) -> Tensor:
+    return torch.stack([total + difference, total - difference]) / 2
 
 
 def empty_rows(last: Tensor) -> float:

@@ -1,0 +1,175 @@
+#!/usr/bin/env python
+"""False alarms of the client's guard over whole honest trainings, what it costs, and whether crafted servers are refused.
+
+    .venv/bin/python scripts/bench_guard.py honest                  # 16 trainings of 600 rounds at default limits
+    .venv/bin/python scripts/bench_guard.py honest --only vit --seed 900
+    .venv/bin/python scripts/bench_guard.py cost                    # CPU time of a guarded round over an unguarded one
+    .venv/bin/python scripts/bench_guard.py crafted                 # one round of each malicious server
+
+Limits were chosen on seed 900; the default seeds are others. Networks are narrow, so that 600 rounds take half a minute.
+"""
+
+import argparse
+import logging
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fl_app import engines
+from fl_app.engines.watcher import Watcher
+from fl_app.experiment.config import Experiment
+from fl_app.experiment.guards import build
+
+HONEST = {"lenet5": (10, 32), "convnet(width=4)": (4, 16), "resnet10(width=8)": (4, 16), "vit(dim=48, depth=3)": (4, 16)}
+"""Model -> (clients, batch size)."""
+COST = {"lenet5": (10, 32, 40), "convnet(width=16)": (2, 16, 6), "resnet10": (2, 8, 6), "vit": (2, 8, 6)}
+"""Model -> (clients, batch size, rounds)."""
+
+
+class Tally(logging.Handler):
+    """Counts what guards say, and keeps what they measure."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.said: Counter[str] = Counter()
+        self.measured: dict[str, list[float]] = defaultdict(list)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note one line."""
+        if isinstance(record.args, Mapping):
+            for name, value in record.args.items():
+                self.measured[name].append(value)
+        elif record.msg in ("guard: %s", "refused: %s"):
+            self.said[record.msg.partition(":")[0]] += 1
+            print(f"      {record.getMessage()}", flush=True)
+
+
+@contextmanager
+def listening() -> Iterator[Tally]:
+    """All that the guards of the runs inside say."""
+    log, tally = logging.getLogger("thorns"), Tally()
+    before = log.level, log.propagate
+    log.addHandler(tally)
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    try:
+        yield tally
+    finally:
+        log.removeHandler(tally)
+        log.level, log.propagate = before
+
+
+def trained(experiment: Experiment) -> dict[str, Any]:
+    """The last line of a run's metrics."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = engines.run(experiment.changed(run_dir=str(Path(folder) / "run")), "inline", Watcher())
+        return dict(run.metrics()[-1])
+
+
+def honest(only: str, seed: int, rounds: int) -> None:
+    """Refusals and warnings of honest trainings."""
+    limits = build("refuse")
+    total: Counter[str] = Counter()
+    for dataset in ("mnist", "cifar10"):
+        for model, (clients, batch) in HONEST.items():
+            for partition in ("iid", "dirichlet(alpha=0.1)"):
+                title = f"{dataset} {model} {partition}"
+                if only not in title:
+                    continue
+                experiment = Experiment(
+                    dataset=dataset,
+                    model=model,
+                    partition=partition,
+                    clients=clients,
+                    batch_size=batch,
+                    rounds=rounds,
+                    eval_every=10**6,
+                    seed=seed,
+                    guard="refuse",
+                )
+                with listening() as tally:
+                    last = trained(experiment)
+                answers = clients * rounds
+                total += Counter(answers=answers, **tally.said)
+                accuracy = f"accuracy {last['accuracy']:.3f}"
+                print(f"{title}: {tally.said['refused']} refused, {tally.said['guard']} warnings of {answers}; {accuracy}")
+                worst = {name: max(values) for name, values in sorted(tally.measured.items())}
+                shown = (f"{name} {value:.3g}/{getattr(limits, name) or '-'}" for name, value in worst.items())
+                print("    largest measures / limits:", ", ".join(shown), flush=True)
+    share = total["guard"] / max(1, total["answers"])
+    print(f"all: {total['refused']} refused, {total['guard']} warnings ({share:.2%}) of {total['answers']} answers")
+
+
+class Clock(Watcher):
+    """CPU time of the rounds after the first one, without the last, which is evaluated."""
+
+    def __init__(self) -> None:
+        self.times: dict[int, float] = {}
+
+    def on_round(self, line: dict[str, Any]) -> None:
+        """Note the time."""
+        self.times[line["round"]] = time.process_time()
+
+    def seconds(self) -> float:
+        """Of one round."""
+        last = max(self.times) - 1
+        return (self.times[last] - self.times[1]) / (last - 1)
+
+
+def cost(only: str, seed: int, repeats: int) -> None:
+    """CPU time of guarded rounds over that of unguarded ones, in turns; a ratio each turn, their median."""
+    for model, (clients, batch, rounds) in COST.items():
+        for update in ("gradient", "delta"):
+            title = f"{model} {update}"
+            if only not in title:
+                continue
+            ratios, plain = [], []
+            for _ in range(repeats):
+                seconds = {}
+                for guard in ("off", "warn"):
+                    clock = Clock()
+                    experiment = Experiment(
+                        dataset="cifar10",
+                        model=model,
+                        update=update,  # type: ignore[arg-type]
+                        local_steps=4 if update == "delta" else 1,
+                        clients=clients,
+                        batch_size=batch,
+                        rounds=rounds if update == "gradient" else max(4, rounds // 4),
+                        eval_every=10**6,
+                        seed=seed,
+                        guard=guard,
+                    )
+                    with tempfile.TemporaryDirectory() as folder:
+                        engines.run(experiment.changed(run_dir=str(Path(folder) / "run")), "inline", clock)
+                    seconds[guard] = clock.seconds()
+                ratios.append(seconds["warn"] / seconds["off"])
+                plain.append(seconds["off"])
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            print(
+                f"{title}: a round of {median(plain) * 1e3:.1f} ms costs {median(ratios):.2f} x with a guard ({spread})",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("honest", "cost"))
+    parser.add_argument("--only", default="", help="what a title must contain")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=600)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    if options.what == "honest":
+        honest(options.only, options.seed, options.rounds)
+    else:
+        cost(options.only, options.seed, options.repeats)
+
+
+if __name__ == "__main__":
+    main()
