@@ -151,8 +151,9 @@ def cost(only: str, seed: int, repeats: int) -> None:
                 ratios.append(seconds["warn"] / seconds["off"])
                 plain.append(seconds["off"])
             spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            milliseconds = median(plain) * 1e3
             print(
-                f"{title}: a round of {median(plain) * 1e3:.1f} ms costs {median(ratios):.2f} x with a guard ({spread})",
+                f"{title}: a round of {milliseconds:.1f} ms costs {median(ratios):.2f} x guarded ({spread})",
                 flush=True,
             )
 

@@ -30,7 +30,7 @@ class Guard(spec.Checked):
 
     refuses: ClassVar[bool]
 
-    transmit: Limit = 1.0
+    transmit: Limit = 4.0
     """Transmit-SNR of a kernel of the first convolution."""
     duplicates: Limit = 0.2
     """Share of the rows of a hidden fully connected layer that are like another one."""
