@@ -36,8 +36,8 @@ class Guard(spec.Checked):
     """Share of the rows of a hidden fully connected layer that are like another one."""
     aligned: Limit = 20.0
     """Energy of a hidden fully connected layer in one direction over that in all others."""
-    mirror: Limit = 0.5
-    """Share of the rows of a hidden fully connected layer whose negative weights mirror the positive ones."""
+    balance: Limit = 0.5
+    """Share of the rows of a hidden fully connected layer with exactly as many negative as positive weights."""
     empty_rows: Limit = 0.3
     """Share of the classes without weights in the last layer."""
     peak: Limit = 1.0

@@ -10,7 +10,7 @@ from fl_app import models
 from fl_app.client.guard.architecture import agreed, front_neurons, rank
 from fl_app.client.guard.examples import example_checks, solo_share
 from fl_app.client.guard.watch import Watch, noted_gradient
-from fl_app.client.guard.weights import aligned, duplicates, mirror, transmit, weight_checks
+from fl_app.client.guard.weights import aligned, balance, duplicates, transmit, weight_checks
 from fl_app.core.local import Step
 from fl_app.experiment.guards import build
 from fl_app.models import parameters_of
@@ -46,7 +46,7 @@ def test_each_crafted_server_is_refused_by_its_weights_alone():
     _, params = net()
     assert refused(weight_checks(fishing_class(params))) == {"empty_rows", "bias"}
     assert refused(weight_checks(fishing_feature(params))) == {"empty_rows", "peak"}
-    assert refused(weight_checks({**params, "fc1.weight": traps(params["fc1.weight"])})) == {"mirror"}
+    assert refused(weight_checks({**params, "fc1.weight": traps(params["fc1.weight"])})) == {"balance"}
     assert refused(weight_checks(imprint_front(params, 784))) == {"duplicates", "aligned"}
     assert refused(weight_checks(loki_front(params, 1, 784))) == {"duplicates", "aligned", "transmit"}
     assert refused({"pixels": front_neurons(imprint_front(params, 784), 784)}) == {"pixels"}
@@ -138,9 +138,12 @@ def test_rows_by_hand():
     assert aligned(torch.zeros(3, 4)) == 0.0
     generator = torch.Generator().manual_seed(0)
     for size in (40, 400, 4000):
-        assert mirror(torch.randn(200, size, generator=generator)) < 0.1
+        assert balance(torch.randn(200, size, generator=generator)) < 0.2
         for factor in (0.5, 0.95, 1.0):
-            assert mirror(traps(torch.zeros(50, size), factor)) == 1.0
+            assert balance(traps(torch.zeros(50, size), factor)) == 1.0
+            assert balance(traps(torch.zeros(50, size + 1), factor)) == 1.0
+    assert balance(torch.zeros(50, 40)) == 0.0
+    assert balance(torch.tensor([1.0, -1.0]).repeat(50, 4)) == 0.0  # too few weights to tell
 
 
 def test_weights_that_are_not_finite_or_of_no_known_layer():

@@ -12,8 +12,10 @@ from fl_app.core.local import Tensors, finite
 
 ALIKE = 0.999
 """|cos| of two rows that count as duplicates."""
-MIRRORED = 0.1
-"""How far from exact mirror images rows of n weights may be, times sqrt(n); rows of independent draws are at about 2."""
+BALANCED = 0.1
+"""Rows of n weights whose counts of positive and negative ones differ by no more than this times sqrt(n) count as balanced."""
+ROWS, WEIGHTS = 16, 32
+"""The fewest rows, and weights in each, of a layer whose balance says something."""
 TINY = 1e-3
 """Rows of the last layer count as empty below this share of the largest row's norm."""
 
@@ -32,7 +34,7 @@ def weight_checks(params: Tensors) -> dict[str, float]:
     if hidden:
         found["duplicates"] = max(map(duplicates, hidden))
         found["aligned"] = max(map(aligned, hidden))
-        found["mirror"] = max(map(mirror, hidden))
+        found["balance"] = max(map(balance, hidden))
     last = params[linear[-1]].float()
     found["empty_rows"] = empty_rows(last)
     found["peak"] = transmit(last)
@@ -86,23 +88,17 @@ def aligned(rows: Tensor) -> float:
     return float(first / (energy - first).clamp(min=0))
 
 
-def mirror(rows: Tensor) -> float:
-    """Share of the rows (n, weights) whose negative weights are its positive ones times a factor: trap weights.
+def balance(rows: Tensor) -> float:
+    """Share of the rows (n, weights) with as many negative as positive weights, next to exactly: trap weights.
 
-    Of such a row the counts, and the mean square over the squared mean, are the same on both sides, whatever the order.
+    Of independent signs the difference is about the root of their number, of traps it is 0 by design. Small layers say nothing.
     """
-    sizes, signs = rows.abs(), rows.sign()
-    # (positive + negative part, positive - negative part) of each, which costs a fourth of taking the row apart.
-    counts = _parts(torch.linalg.vector_norm(signs, dim=1).square(), signs.sum(1))
-    sums = _parts(sizes.sum(1), rows.sum(1))
-    squares = _parts(torch.linalg.vector_norm(rows, dim=1).square(), torch.linalg.vecdot(rows, sizes))
-    shape = counts * squares / sums.square()
-    distance = (shape[0] / shape[1]).log().abs() + (counts[0] / counts[1]).log().abs()
-    return float((distance * counts.sum(0).sqrt() < MIRRORED).float().mean())  # a comparison with nan is false
-
-
-def _parts(total: Tensor, difference: Tensor) -> Tensor:
-    return torch.stack([total + difference, total - difference]) / 2
+    if len(rows) < ROWS or rows.shape[1] < WEIGHTS:
+        return 0.0
+    signs = rows.sign()
+    number = torch.linalg.vector_norm(signs, dim=1).square()  # without zeros
+    balanced = signs.sum(1).abs() <= (BALANCED * number.sqrt()).clamp(min=1)
+    return float((balanced & (number > 0)).float().mean())
 
 
 def empty_rows(last: Tensor) -> float:
