@@ -51,11 +51,11 @@ class Guard(spec.Checked):
     loss: Limit = 30.0
     """The loss over the largest of earlier rounds, or of a guess."""
     d_snr: Limit = None
-    """D-SNR; honest batches of trained networks exceed 100, so a limit here is a demand and no suspicion."""
+    """D-SNR; honest batches of trained networks reach 30,000, so a limit here is a demand and no suspicion."""
     excess: Limit = 20.0
     """D-SNR over what the loss explains."""
     solo: Limit = 0.5
-    """Share of a hidden fully connected layer's neurons in use that one example alone reaches, from 16 examples on."""
+    """Share of a hidden fully connected layer's neurons in use that one example alone reaches, from 32 examples on."""
     lone: Limit = None
     """As `aligned`, of the update itself: one example's is of rank 1. A demand as well."""
     caution: Annotated[float, Field(gt=0, le=1)] = 0.5

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fl_app.client.guard.watch import Notes, Passed
 
-SEVERAL = 16
+SEVERAL = 32
 """The fewest examples for which neurons that one of them reaches say something: a usual neuron fires for a tenth of all."""
 
 
