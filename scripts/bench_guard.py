@@ -10,6 +10,7 @@ Limits were chosen on seed 900; the default seeds are others. Networks are narro
 """
 
 import argparse
+import contextlib
 import logging
 import tempfile
 import time
@@ -24,11 +25,19 @@ from fl_app import engines
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.config import Experiment
 from fl_app.experiment.guards import build
+from fl_app.store.files import RunFailed
 
 HONEST = {"lenet5": (10, 32), "convnet(width=4)": (4, 16), "resnet10(width=8)": (4, 16), "vit(dim=48, depth=3)": (4, 16)}
 """Model -> (clients, batch size)."""
 COST = {"lenet5": (10, 32, 40), "convnet(width=16)": (2, 16, 6), "resnet10": (2, 8, 6), "vit": (2, 8, 6)}
 """Model -> (clients, batch size, rounds)."""
+
+CRAFTED = {
+    "imprint(bins=200)": "lenet5",
+    "imprint(bins=200, sparse=True)": "resnet10(width=8)",
+    "loki(bins=100)": "lenet5",
+}
+"""Server -> model."""
 
 
 class Tally(logging.Handler):
@@ -37,6 +46,7 @@ class Tally(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self.said: Counter[str] = Counter()
+        self.lines: Counter[str] = Counter()
         self.measured: dict[str, list[float]] = defaultdict(list)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -46,7 +56,7 @@ class Tally(logging.Handler):
                 self.measured[name].append(value)
         elif record.msg in ("guard: %s", "refused: %s"):
             self.said[record.msg.partition(":")[0]] += 1
-            print(f"      {record.getMessage()}", flush=True)
+            self.lines[record.getMessage()] += 1
 
 
 @contextmanager
@@ -98,6 +108,8 @@ def honest(only: str, seed: int, rounds: int) -> None:
                 total += Counter(answers=answers, **tally.said)
                 accuracy = f"accuracy {last['accuracy']:.3f}"
                 print(f"{title}: {tally.said['refused']} refused, {tally.said['guard']} warnings of {answers}; {accuracy}")
+                for line in list(tally.lines)[:5]:
+                    print(f"    {line}")
                 worst = {name: max(values) for name, values in sorted(tally.measured.items())}
                 shown = (f"{name} {value:.3g}/{getattr(limits, name) or '-'}" for name, value in worst.items())
                 print("    largest measures / limits:", ", ".join(shown), flush=True)
@@ -158,9 +170,36 @@ def cost(only: str, seed: int, repeats: int) -> None:
             )
 
 
+def crafted(only: str, seed: int) -> None:
+    """Which checks refuse the round in which a malicious server attacks, with and without the checks of the architecture."""
+    for dataset in ("mnist", "cifar10"):
+        for server, model in CRAFTED.items():
+            for guard in ("refuse", "refuse(pixels=None)"):
+                title = f"{dataset} {model} server={server} guard={guard}"
+                if only not in title:
+                    continue
+                clients = 4
+                experiment = Experiment(
+                    dataset=dataset,
+                    model=model,
+                    server=server,
+                    clients=clients,
+                    batch_size=32,
+                    rounds=1,
+                    capture="1",
+                    seed=seed,
+                    guard=guard,
+                )
+                with listening() as tally, contextlib.suppress(RunFailed):  # a run whose every client refuses fails
+                    trained(experiment)
+                print(f"{title}: {tally.said['refused']} of {clients} refused", flush=True)
+                for line, number in tally.lines.items():
+                    print(f"    {number} x {line}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("honest", "cost"))
+    parser.add_argument("what", choices=("honest", "cost", "crafted"))
     parser.add_argument("--only", default="", help="what a title must contain")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=600)
@@ -168,8 +207,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "honest":
         honest(options.only, options.seed, options.rounds)
-    else:
+    elif options.what == "cost":
         cost(options.only, options.seed, options.repeats)
+    else:
+        crafted(options.only, options.seed)
 
 
 if __name__ == "__main__":
