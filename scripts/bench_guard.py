@@ -27,7 +27,7 @@ from fl_app.experiment.config import Experiment
 from fl_app.experiment.guards import build
 from fl_app.store.files import RunFailed
 
-HONEST = {"lenet5": (10, 32), "convnet(width=4)": (4, 16), "resnet10(width=8)": (4, 16), "vit(dim=48, depth=3)": (4, 16)}
+HONEST = {"lenet5": (5, 32), "convnet(width=4)": (3, 16), "resnet10(width=8)": (3, 16), "vit(dim=48, depth=3)": (3, 16)}
 """Model -> (clients, batch size)."""
 COST = {"lenet5": (10, 32, 40), "convnet(width=16)": (2, 16, 6), "resnet10": (2, 8, 6), "vit": (2, 8, 6)}
 """Model -> (clients, batch size, rounds)."""
