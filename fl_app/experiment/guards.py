@@ -53,7 +53,7 @@ class Guard(spec.Checked):
     d_snr: Limit = None
     """D-SNR; honest batches of trained networks reach 30,000, so a limit here is a demand and no suspicion."""
     excess: Limit = 20.0
-    """D-SNR over what the loss explains."""
+    """D-SNR over what the loss explains, from 8 examples on."""
     solo: Limit = 0.5
     """Share of a hidden fully connected layer's neurons in use that one example alone reaches, from 32 examples on."""
     lone: Limit = None

@@ -54,7 +54,7 @@ def test_crafted_weights_are_refused_in_one_line_and_the_server_does_not_learn_w
     assert refused.startswith("refused: the guard does not answer: bias is 192")
     assert "empty_rows is 0.667" in refused
     assert warned.startswith("guard: bias is 192")
-    assert also.startswith("guard: excess is inf")  # the would-be update of the client that goes on
+    assert also.startswith("guard: loss is 222")  # the would-be update of the client that goes on
     assert why == refused
 
 

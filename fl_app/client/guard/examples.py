@@ -8,8 +8,11 @@ from torch import Tensor
 
 from fl_app.client.guard.watch import Notes, Passed
 
-SEVERAL = 32
-"""The fewest examples for which neurons that one of them reaches say something: a usual neuron fires for a tenth of all."""
+FEW, SEVERAL = 8, 32
+"""The fewest examples for which one that stands out, and for which neurons that one of them reaches, say something.
+
+Of two examples one often has most of the gradient, and a usual neuron fires for a tenth of all.
+"""
 
 
 def example_checks(notes: Notes, earlier: Sequence[float] = ()) -> dict[str, float]:
@@ -18,7 +21,9 @@ def example_checks(notes: Notes, earlier: Sequence[float] = ()) -> dict[str, flo
     layers = notes.layers
     batch = len(layers[-1].delta) if layers else 0
     if batch > 1 and all(len(one.inputs) == len(one.delta) == batch for one in layers):
-        found["d_snr"], found["excess"] = dominance(layers)
+        found["d_snr"], excess = dominance(layers)
+        if batch >= FEW:
+            found["excess"] = excess
     hidden = [one.delta for one in layers[:-1] if one.delta.ndim == 2]
     if batch >= SEVERAL and hidden:
         found["solo"] = max(map(solo_share, hidden))
