@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """False alarms of the client's guard over whole honest trainings, what it costs, and whether crafted servers are refused.
 
-    .venv/bin/python scripts/bench_guard.py honest                  # 16 trainings of 600 rounds at default limits
+    .venv/bin/python scripts/bench_guard.py honest                  # 20 trainings of 600 rounds at default limits
     .venv/bin/python scripts/bench_guard.py honest --only vit --seed 900
     .venv/bin/python scripts/bench_guard.py cost                    # CPU time of a guarded round over an unguarded one
     .venv/bin/python scripts/bench_guard.py crafted                 # one round of each malicious server
@@ -27,15 +27,25 @@ from fl_app.experiment.config import Experiment
 from fl_app.experiment.guards import build
 from fl_app.store.files import RunFailed
 
-HONEST = {"lenet5": (5, 32), "convnet(width=4)": (3, 16), "resnet10(width=8)": (3, 16), "vit(dim=48, depth=3)": (3, 16)}
+HONEST = {
+    "lenet5": (5, 32),
+    "mlp": (5, 32),
+    "convnet(width=4)": (3, 16),
+    "resnet10(width=8)": (3, 16),
+    "vit(dim=48, depth=3)": (3, 16),
+}
 """Model -> (clients, batch size)."""
 COST = {"lenet5": (10, 32, 40), "convnet(width=16)": (2, 16, 6), "resnet10": (2, 8, 6), "vit": (2, 8, 6)}
 """Model -> (clients, batch size, rounds)."""
 
 CRAFTED = {
-    "imprint(bins=200)": "lenet5",
-    "imprint(bins=200, sparse=True)": "resnet10(width=8)",
-    "loki(bins=100)": "lenet5",
+    "imprint": "lenet5",
+    "imprint(sparse=True)": "resnet10(width=8)",
+    "loki": "lenet5",
+    "traps": "mlp",
+    "fishing(kind='class')": "lenet5",
+    "fishing": "resnet10(width=8)",
+    "fishing(kind='class', label=3)": "vit(dim=48, depth=3)",
 }
 """Server -> model."""
 
