@@ -48,6 +48,13 @@ CRAFTED = {
     "fishing(kind='class', label=3)": "vit(dim=48, depth=3)",
 }
 """Server -> model."""
+OF_WEIGHTS = ("transmit", "duplicates", "aligned", "balance", "empty_rows", "peak", "bias")
+WITHOUT = {
+    "all checks": "refuse",
+    "weights alone": "refuse(pixels=None)",
+    "examples alone": f"refuse(pixels=None, {', '.join(f'{name}=None' for name in OF_WEIGHTS)})",
+}
+"""Which checks there are -> a guard with these."""
 
 
 class Tally(logging.Handler):
@@ -181,11 +188,11 @@ def cost(only: str, seed: int, repeats: int) -> None:
 
 
 def crafted(only: str, seed: int) -> None:
-    """Which checks refuse the round in which a malicious server attacks, with and without the checks of the architecture."""
+    """Which checks refuse the round in which a malicious server attacks, also where others are left out."""
     for dataset in ("mnist", "cifar10"):
         for server, model in CRAFTED.items():
-            for guard in ("refuse", "refuse(pixels=None)"):
-                title = f"{dataset} {model} server={server} guard={guard}"
+            for which, guard in WITHOUT.items():
+                title = f"{dataset} {model} server={server}, {which}"
                 if only not in title:
                     continue
                 clients = 4
