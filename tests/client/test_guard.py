@@ -1,6 +1,8 @@
 """A guarded client: what it sends is what it would have sent, or nothing, and the server does not learn why."""
 
+import contextlib
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +15,12 @@ from fl_app.experiment.assets import assets_of
 from fl_app.experiment.config import ConfigError
 from fl_app.experiment.guards import GUARDS, build
 from fl_app.models import parameters_of
-from fl_app.store.files import RunError
+from fl_app.store.files import RunError, RunFailed
+from fl_app.store.runs import RunDir
 from helpers.clients import NOISE, ask, federation, update_of
 from helpers.crafted import fishing_class
 from helpers.engines import go, same, weights_of
+from strategies.crafts import CRAFTS
 
 
 def honest_and_crafted(experiment):
@@ -77,6 +81,21 @@ def test_a_conspicuous_loss_is_not_what_the_next_one_is_compared_with(small):
     before = grid.contexts[1].state[LOSSES]["losses"]
     ask(grid, small, spoilt, 2)
     assert grid.contexts[1].state[LOSSES]["losses"] == before
+
+
+@pytest.mark.parametrize("server", [name for name in CRAFTS if name != "honest"])
+def test_every_malicious_server_is_refused_in_the_round_in_which_it_attacks(small, server, caplog):
+    """By all clients; rounds in which the same server is honest are answered, unless it has changed the architecture."""
+    run = small.changed(server=server, guard="refuse", model="mlp(hidden=[40, 20])", rounds=2, capture="2")
+    with caplog.at_level(logging.WARNING, "thorns"), contextlib.suppress(RunFailed):
+        go(run)
+    rounds = [line for line in RunDir(Path(run.run_dir)).metrics() if line["round"]]
+    assert rounds[1]["accepted"] == 0
+    assert rounds[1]["rejected"] == small.clients
+    if "architecture" not in run.craft.chooses:
+        assert rounds[0]["accepted"] == small.clients
+    told = [line for line in caplog.messages if "is rejected" in line]
+    assert all(line.endswith("Refused: refused") for line in told)
 
 
 def test_own_settings_rule_over_the_runs():

@@ -16,7 +16,7 @@ from fl_app.experiment.guards import build
 from fl_app.models import parameters_of
 from helpers.crafted import fishing_class, fishing_feature, imprint_front, loki_front, traps
 
-HONEST = ("lenet5", "lenet", "convnet(width=2)", "resnet10(width=2)", "vit(dim=12, depth=1)", "linear")
+HONEST = ("lenet5", "lenet", "mlp", "convnet(width=2)", "resnet10(width=2)", "vit(dim=12, depth=1)", "linear")
 REFUSE = build("refuse")
 
 
@@ -169,7 +169,10 @@ def test_an_architecture_is_what_its_weights_are_not_what_it_is_called():
     assert not agreed(params, ["linear", "resnet10(width=2)"], (1, 28, 28), 10)
     assert not agreed(imprint_front(params, 784), ["lenet5"], (1, 28, 28), 10)
     assert front_neurons(params, 784) == 0
-    assert front_neurons(net("linear")[1], 784) == 0  # reads pixels, but in front of nothing
+    for name in ("linear", "mlp"):
+        plain = net(name)[1]
+        assert front_neurons(plain, 784) == 0  # reads pixels, but in front of nothing
+        assert front_neurons(imprint_front(plain, 784), 784) == 50
 
 
 def test_equations_for_each_unknown():

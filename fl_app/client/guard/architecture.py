@@ -25,12 +25,12 @@ def _shapes(model: str, input_shape: tuple[int, ...], classes: int) -> tuple[Siz
 def front_neurons(params: Tensors, pixels: int) -> float:
     """Neurons of fully connected layers that read a whole picture or more in front of the network proper.
 
-    That is in front of a convolution, or of a fully connected layer that gives as many numbers as the picture has pixels: the
-    imprint block of Fowl et al. (2022), and LOKI's.
+    That is in front of a convolution, or of a fully connected layer that reads or gives as many numbers as the picture has
+    pixels: the imprint block of Fowl et al. (2022), and LOKI's.
     """
     shapes = [value.shape for value in params.values() if value.ndim in (2, 4)]
     reads = [place for place, shape in enumerate(shapes) if len(shape) == 2 and shape[0] > 1 and shape[1] >= pixels]
-    goes_on = [len(after) == 4 or after[0] == pixels for after in shapes]
+    goes_on = [len(after) == 4 or pixels in after for after in shapes]
     return float(sum(shapes[place][0] for place in reads if any(goes_on[place + 1 :])))
 
 
