@@ -90,6 +90,7 @@ def test_trap_weights_show_in_neurons_that_one_example_alone_reaches():
     delta[:, :8] = 1.0
     assert solo_share(delta) == pytest.approx(24 / 32)
     assert solo_share(torch.zeros(4, 4)) == 0.0
+    assert solo_share(torch.eye(32)[:, :4]) == 4 / 32  # four neurons are left of a layer: few examples are alone on them
     _, notes = noted_gradient(Step(params, model, x, y))
     assert example_checks(notes)["solo"] < 0.1
     assert "solo" not in example_checks(noted_gradient(Step(params, model, x[:8], y[:8]))[1])  # too few to tell

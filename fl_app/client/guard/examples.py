@@ -51,10 +51,13 @@ def dominance(layers: Sequence[Passed]) -> tuple[float, float]:
 
 
 def solo_share(delta: Tensor) -> float:
-    """Share of the neurons that any example reaches (delta, (batch, neurons), is not 0) which exactly one reaches."""
+    """Share of the neurons that any example reaches (delta, (batch, neurons), is not 0) which exactly one reaches.
+
+    No more than such neurons there are for each example: of the few that a layer of dead neurons has left, many are alone.
+    """
     active = (delta != 0).sum(0)
-    reached = int((active > 0).sum())
-    return int((active == 1).sum()) / reached if reached else 0.0
+    alone, reached = int((active == 1).sum()), int((active > 0).sum())
+    return alone / max(reached, len(delta))
 
 
 def loss_jump(notes: Notes, earlier: Sequence[float]) -> float:
