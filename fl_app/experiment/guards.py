@@ -54,11 +54,11 @@ class Guard(spec.Checked):
     """D-SNR; honest batches of trained networks reach 30,000, so a limit here is a demand and no suspicion."""
     excess: Limit = 20.0
     """D-SNR over what the loss explains, from 8 examples on."""
-    solo: Limit = 0.5
+    solo: Limit = 0.75
     """Share of a hidden fully connected layer's neurons in use that one example alone reaches, from 32 examples on."""
     lone: Limit = None
     """As `aligned`, of the update itself: one example's is of rank 1. A demand as well."""
-    caution: Annotated[float, Field(gt=0, le=1)] = 0.5
+    caution: Annotated[float, Field(gt=0, le=1)] = 0.6
     """The share of a limit above which there is a warning."""
 
     def findings(self, measured: Mapping[str, float]) -> list[Finding]:
