@@ -13,7 +13,7 @@ FEW = {
     "cosine_lbfgs": "cosine_lbfgs(iterations=100)",
     "dlg": "dlg(iterations=100, restarts=1)",
     "epochwise": "epochwise(iterations=100)",
-    "gauss_newton": "gauss_newton(iterations=3, products=30)",
+    "gauss_newton": "gauss_newton(iterations=3, products=10)",
     "grad_inversion": "grad_inversion(iterations=150, seeds=2)",
     "idlg": "idlg(iterations=100, restarts=1)",
     "inverting_gradients": "inverting_gradients(iterations=200)",
