@@ -35,6 +35,8 @@ CONDITIONAL = (ast.If, ast.While, ast.IfExp)
 DROPPED = (ast.AugAssign, ast.Delete, ast.Raise)
 # Annotations and decorators say what mypy and dataclasses check; the words of errors and of f-strings are not behaviour.
 UNTOUCHED = {"annotation", "returns", "decorator_list", "exc", "cause", "msg"}
+# The order of what these are given does not matter, or mypy knows it.
+UNORDERED = ("isinstance", "issubclass", "getattr", "max", "min", "torch.equal", "torch.logaddexp", "torch.allclose")
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _below(node: ast.AST, place: str, inside: str, modules: set[str]) -> Iterato
             within = f"{inside}{node.name}."
         children = list(enumerate(value)) if isinstance(value, list) else [(field, value)]
         for key, child in children:
-            if not isinstance(child, ast.AST) or _is_text(child):
+            if not isinstance(child, ast.AST) or _is_text(child) or _is_guard(child):
                 continue
             where = value if isinstance(value, list) else node
             for new in _instead(node, field, child, modules):
@@ -143,6 +145,11 @@ def _below(node: ast.AST, place: str, inside: str, modules: set[str]) -> Iterato
 
 def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+
+
+def _is_guard(node: ast.AST) -> bool:
+    """zip(..., strict=True) is an assertion: it makes a difference only where the code is wrong."""
+    return isinstance(node, ast.keyword) and node.arg == "strict"
 
 
 def _instead(parent: ast.AST, field: str, node: ast.AST, modules: set[str]) -> Iterator[ast.AST]:
@@ -184,7 +191,7 @@ def _instead(parent: ast.AST, field: str, node: ast.AST, modules: set[str]) -> I
 def _calls(call: ast.Call, modules: set[str], *, whole: bool) -> Iterator[ast.AST]:
     """A call whose first two arguments are swapped, or that is left out (by itself a statement: dropped elsewhere)."""
     plain = not any(isinstance(arg, ast.Starred) for arg in call.args)
-    pair = call.args[:2] if plain and ast.unparse(call.func) not in ("isinstance", "issubclass", "getattr") else []
+    pair = call.args[:2] if plain and ast.unparse(call.func) not in UNORDERED else []
     if len(pair) == 2 and ast.dump(pair[0]) != ast.dump(pair[1]):
         yield _with(call, args=[*reversed(pair), *call.args[2:]])
     function = call.func

@@ -12,6 +12,7 @@ from adversary.learned.ridge import Ridge
 from adversary.search.optimizers import LBFGS, Adam
 from client_defenses import Defense
 from fl_app.core.spec import SpecError
+from helpers.attacks import digits
 
 ASKED = "optimizer=lbfgs(iterations=300, restarts=2, solved=0.1)"
 RESCALED = "optimizer=lbfgs(iterations=300, restarts=2)"  # what was solved was on the scale of another loss
@@ -247,6 +248,12 @@ def test_a_defense_that_nobody_knows(monkeypatch):
     assert list(told("noisy", BATCH)) == ["noise-proof"]
     assert informed.words(Noisy).startswith("Matches through what the defense is expected to send")
     assert informed.words(client_defenses.DEFENSES["mask"]) == "Matches only the entries that were sent."
+    monkeypatch.setattr(Told, "informed_by", "helpers.plugged:TRACE")  # a text
+    with pytest.raises(SpecError, match="not an informed attacker"):
+        informed.variants_of(Told)
+    monkeypatch.setattr(Told, "informed_by", "helpers.attacks:digits")
+    assert informed.variants_of(Told) is digits
+    monkeypatch.setattr(Told, "informed_by", "nowhere")
     with pytest.raises(SpecError, match="'nowhere' cannot be allowed"):
         informed.variants_of(Told)
 

@@ -9,7 +9,7 @@ from torch import nn
 from adversary import AttackError, Facts, Guess, Public, build
 from adversary.learned import ridge as regression
 from adversary.learned.ridge import Ridge
-from adversary.priors import BatchNorm, Box, Colour, Norm, SameMean, TotalVariation
+from adversary.priors import BatchNorm, Box, Colour, Group, Norm, SameMean, TotalVariation
 from adversary.spaces import Blended, ClassGaussian, Epochs, Pixels
 from client_defenses import Memory
 from client_defenses import build as defense
@@ -139,6 +139,12 @@ def test_priors_of_pictures_by_hand():
     pairs = (0.4**2 + 0.7**2 + 1.1**2) / 3
     assert SameMean(weight=1.0, epochs=3).penalty(epochs).item() == pytest.approx(pairs)
     assert SameMean(weight=1.0, epochs=1).penalty(epochs).item() == pytest.approx(0, abs=1e-12)
+    seeds = torch.tensor([[0.0, 0.2, 0.7], [1.0, 0.5, 0.0]]).view(2, 3, 1, 1, 1, 1).expand(-1, -1, 2, *SHAPE)
+    wanted = torch.tensor([[0.3, 0.1, 0.4], [0.5, 0.0, 0.5]]).square()  # from the mean over the seeds of a target
+    torch.testing.assert_close(Group(weight=1.0).penalty(seeds), wanted)
+    steep = torch.arange(9.0).square().view(1, 1, 1, 1, 3, 3)
+    across, down = sum((1, 3, 7, 9, 13, 15)) / 6, sum((9, 15, 21, 27, 33, 39)) / 6
+    assert TotalVariation(weight=1.0).penalty(steep).item() == pytest.approx(across + down)
     with pytest.raises(AttackError, match="BatchNorm has neither"):
         BatchNorm(weight=1.0).penalty(x)
 

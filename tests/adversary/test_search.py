@@ -12,6 +12,7 @@ from torch import nn
 import adversary
 from adversary.base import Guess
 from adversary.objectives import L2, Robust
+from adversary.search import checkpoint, progress
 from adversary.search.optimizers import Adam, Optimizer
 from adversary.search.problem import Problem
 from adversary.spaces import Pixels
@@ -165,6 +166,47 @@ def test_a_search_of_three_steps_is_adam_by_hand():
     assert guess.loss.item() == pytest.approx(best[0], rel=1e-4)
     boxed = adversary.build("matching(labels=given, optimizer=adam(iterations=4, lr=0.1))").run(seen, TASK, streams()[:1])
     assert not torch.equal(boxed.x, guess.x)
+
+
+def test_how_far_a_search_is_is_told_as_it_goes(monkeypatch):
+    said = []
+    monkeypatch.setattr(progress, "SECONDS", -1.0)
+    token = progress.report.set(lambda *words: said.append(words))
+    try:
+        problem(optimizer=Adam(iterations=3)).solve()
+    finally:
+        progress.report.reset(token)
+    assert said == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_checkpoint_is_of_all_that_the_answer_depends_on(tmp_path):
+    def name(*changes, classes=Y, **settings):
+        search = problem(classes=classes, **settings)
+        for change in changes:
+            change(search)
+        return search._checkpoint()._path
+
+    def other_stream(search):
+        search.streams[1].manual_seed(5)
+
+    def other_update(search):
+        search.views[0].observed["1.bias"][1, 0] += 1
+
+    with checkpoint.kept_in(tmp_path):
+        first = name()
+        assert name() == first
+        others = [
+            name(classes=Y.flip(0)),
+            name(classes=None),
+            name(other_stream),
+            name(other_update),
+            name(seeds=2),
+            name(optimizer=Adam(lr=0.2)),
+            name(knowledge={"repeats": True}),
+            name(rounds=2),
+        ]
+    assert len({first, *others}) == 9
+    assert name() is None  # nobody asked for one
 
 
 def test_a_loss_that_is_not_finite_starts_anew_unless_the_steps_take_it_back(monkeypatch):
