@@ -94,6 +94,25 @@ def test_a_search_ends_when_all_are_solved_or_settled(monkeypatch):
     assert all(all(all(row) for row in chosen) for _, chosen in steps[0].forgotten)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rising(L2):
+    """Each stage is a hundred more than the last."""
+
+    stages = 2
+
+    def __call__(self, dummy, seen, progress):
+        return super().__call__(dummy, seen, progress) + 200 * progress
+
+
+def test_the_answer_is_the_best_of_the_last_stage(monkeypatch):
+    path = (0.3, 0.9, 0.1, 0.4, 0.7, 0.0)
+    guess, losses, _ = walked(path, monkeypatch, objective=Rising())
+    best = losses[2:5].min(0)  # what is looked at from the fourth iteration on
+    torch.testing.assert_close(guess.loss, best.values + 100)
+    for target in range(2):
+        assert guess.x[target].unique().item() == pytest.approx(path[2 + best.indices[target]])
+
+
 @pytest.mark.parametrize(("stages", "iterations"), [(4, 8), (4, 10), (1, 5), (4, 3)])
 def test_stages_share_the_iterations_evenly(stages, iterations, monkeypatch):
     monkeypatch.setattr(L2, "stages", stages)
