@@ -21,9 +21,8 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
-import pytest
 from mutation.operators import Mutant, mutants_of, mutated
 from mutation.record import Record, Recorder
 from mutation.trial import SPARE, Hook, Order, forget, forked, libraries, module_name, run_tests, warm
@@ -75,7 +74,7 @@ def _ends(args: argparse.Namespace, root: Path, files: list[str], record: Record
     """What becomes of the mutants of the sample: of those that need an import of their own first, while nothing is imported."""
     equivalent = tomllib.loads((HERE / "mutation" / "equivalent.toml").read_text())
     drawn, ends = dict(enumerate(_drawn(args, root), 1)), dict[Mutant, End]()
-    screen = open(os.dup(sys.stdout.fileno()), "w")  # noqa: SIM115 - pytest redirects the other
+    screen = _screen()
 
     def tell(number: int, end: End, seconds: float) -> None:
         mutant = drawn[number]
@@ -141,15 +140,24 @@ def _remember(record: Record, root: Path, name: str) -> None:
 
 def _control(record: Record, root: Path, files: list[str]) -> int:
     """Run the tests of each file, quickest first, on unchanged code."""
-    failed = 0
-    for name in files:
-        order = Order(record.tests_in(name))
-        code, told = forked(lambda: run_tests(root, [name], order)) or (1, "died")  # noqa: B023 - runs at once
-        if code not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
-            failed += 1
-            print(f"{name} fails on unchanged code:\n{told}", flush=True)
-    print(f"{len(files) - failed} of {len(files)} test files pass on unchanged code.")
-    return int(failed > 0)
+    failed = []
+    screen = _screen()
+
+    def work(session: Session) -> None:
+        for name in files:
+            code, told = forked(lambda: session.run(record.tests_in(name))) or (1, "died")  # noqa: B023 - runs at once
+            if code:
+                failed.append(name)
+                print(f"{name} fails on unchanged code: {told}", file=screen, flush=True)
+
+    Session(root, work).hold(files)
+    print(f"{len(files) - len(failed)} of {len(files)} test files pass on unchanged code.")
+    return int(bool(failed))
+
+
+def _screen() -> TextIO:
+    """Where to print while pytest redirects the rest."""
+    return open(os.dup(sys.stdout.fileno()), "w")
 
 
 def _drawn(args: argparse.Namespace, root: Path) -> list[Mutant]:
@@ -178,7 +186,8 @@ def _tried(mutant: Mutant, root: Path, tests: dict[str, float], session: Session
 
     def trial() -> tuple[int, str]:
         if session is not None and session.takes(mutant, tree):
-            return session.run(mutant, tree, list(tests))
+            session.change(mutant, tree)
+            return session.run(list(tests))
         forget(root)
         hook = Hook(root / mutant.path, module_name(mutant.path), tree)
         files = list(dict.fromkeys(test.partition("::")[0] for test in tests))

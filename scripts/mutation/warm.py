@@ -7,6 +7,7 @@ its mutants need a session of their own (`trial.py`).
 import ast
 import gc
 import io
+import os
 import sys
 import tempfile
 from collections import defaultdict
@@ -72,11 +73,16 @@ class Session:
         found = self._functions.get(spot, [])
         return bool(found) and spot not in self._imported and all(one.__code__.co_freevars == code.co_freevars for one in found)
 
-    def run(self, mutant: Mutant, tree: ast.Module, names: list[str]) -> tuple[int, str]:
-        """In a fork: change the function, and run these tests until one fails."""
+    def change(self, mutant: Mutant, tree: ast.Module) -> None:
+        """In a fork: give the function of a mutant its other code."""
         spot, code = self._code(mutant, tree)
         for one in self._functions[spot]:
             one.__code__ = code
+
+    def run(self, names: list[str]) -> tuple[int, str]:
+        """In a fork: run these tests, without a word, until one fails."""
+        for number in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         by_name = {item.nodeid: item for item in self._session.items}
         items = [by_name[name] for name in names if name in by_name]
         for item, following in zip(items, [*items[1:], None], strict=True):
