@@ -31,6 +31,8 @@ SWAPS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
+# A truth value or a number that only gets another type is mypy's business.
+TYPED = ("bool", "float")
 CONDITIONAL = (ast.If, ast.While, ast.IfExp)
 DROPPED = (ast.AugAssign, ast.Delete, ast.Raise)
 # Annotations and decorators say what mypy and dataclasses check; the words of errors and of f-strings are not behaviour.
@@ -144,12 +146,19 @@ def _below(node: ast.AST, place: str, inside: str, modules: set[str]) -> Iterato
 
 
 def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    """Docstrings, f-strings and what is noted for developers; a warning may be dropped, but its words are no behaviour."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant) or _logs(node.value, ("debug", "info"))
+    return isinstance(node, ast.JoinedStr) or _logs(node, ("warning", "error"))
+
+
+def _logs(node: ast.AST, levels: tuple[str, ...]) -> bool:
+    return isinstance(node, ast.Call) and any(ast.unparse(node.func) == f"log.{level}" for level in levels)
 
 
 def _is_guard(node: ast.AST) -> bool:
-    """zip(..., strict=True) is an assertion: it makes a difference only where the code is wrong."""
-    return isinstance(node, ast.keyword) and node.arg == "strict"
+    """zip(..., strict=True) is an assertion, which makes no difference in right code; tie_weights=False only saves time."""
+    return isinstance(node, ast.keyword) and node.arg in ("strict", "tie_weights")
 
 
 def _instead(parent: ast.AST, field: str, node: ast.AST, modules: set[str]) -> Iterator[ast.AST]:
@@ -199,7 +208,7 @@ def _calls(call: ast.Call, modules: set[str], *, whole: bool) -> Iterator[ast.AS
         return
     if isinstance(function, ast.Attribute) and not (isinstance(function.value, ast.Name) and function.value.id in modules):
         yield function.value
-    elif plain and len(call.args) == 1 and not call.keywords:
+    elif plain and len(call.args) == 1 and not call.keywords and ast.unparse(function) not in TYPED:
         yield call.args[0]
 
 
