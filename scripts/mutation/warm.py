@@ -13,6 +13,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from itertools import zip_longest
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 
@@ -85,7 +86,7 @@ class Session:
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         by_name = {item.nodeid: item for item in self._session.items}
         items = [by_name[name] for name in names if name in by_name]
-        for item, following in zip(items, [*items[1:], None], strict=True):
+        for item, following in zip_longest(items, items[1:]):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self._failed:
                 break
