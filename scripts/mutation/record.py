@@ -16,7 +16,7 @@ import pytest
 from mutation.operators import Mutant
 
 SLOW, WAITS = 6, 180
-"""Seconds of its own computing, traced and so about twice of what it takes, and of all with its fixtures: more is not fast."""
+"""Seconds of its own computing, traced and so more than it takes otherwise, and of all with its fixtures: more is not fast."""
 OTHERS = (".", "tests/")  # what lies in the checkout and is not its code
 
 
