@@ -22,7 +22,7 @@ from fl_app.models.fronts import PIXEL, Imprint, Loki
 from fl_app.models.vit import vit
 
 SIDE, CLASSES, TARGETS = 8, 4, 3
-FEW = 12
+FEW = 4
 """Iterations where it matters that two answers are the same, not that they are good."""
 ROUNDING = 1e-2
 """How far a pixel may move when other targets are attacked beside it: sums over more of them round otherwise."""

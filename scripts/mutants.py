@@ -21,12 +21,12 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
-import pytest
 from mutation.operators import Mutant, mutants_of, mutated
 from mutation.record import Record, Recorder
-from mutation.trial import SPARE, Hook, Order, forked, libraries, module_name, run_tests, warm
+from mutation.trial import SPARE, Hook, Order, forget, forked, libraries, module_name, run_tests, warm
+from mutation.warm import Session
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("client_defenses", "strategies", "adversary", "fl_app/core")
@@ -67,17 +67,44 @@ def main() -> int:
     warm(record.libraries(files))
     if args.control:
         return _control(record, root, files)
+    return _summary(_ends(args, root, files, record), args.packages)
+
+
+def _ends(args: argparse.Namespace, root: Path, files: list[str], record: Record) -> dict[Mutant, End]:
+    """What becomes of the mutants of the sample: of those that need an import of their own first, while nothing is imported."""
     equivalent = tomllib.loads((HERE / "mutation" / "equivalent.toml").read_text())
-    ends = {}
-    for number, mutant in enumerate(_drawn(args, root), 1):
-        start = time.monotonic()
-        known = equivalent.get(mutant.path, {}).get(mutant.name)
-        tests = record.tests_of(mutant, files, args.budget)
-        ends[mutant] = end = End("equivalent", known) if known else _tried(mutant, root, tests)
+    drawn, ends = dict(enumerate(_drawn(args, root), 1)), dict[Mutant, End]()
+    screen = _screen()
+
+    def tell(number: int, end: End, seconds: float) -> None:
+        mutant = drawn[number]
+        ends[mutant] = end
         if end.kind != "caught" or args.verbose:
-            line = f"{number:4} {end.kind:10} {time.monotonic() - start:5.1f} s"
-            print(f"{line}  {mutant.path}:{mutant.line} {mutant.name} [{end.why}]", flush=True)
-    return _summary(ends, args.packages)
+            line = f"{number:4} {end.kind:10} {seconds:5.1f} s  {mutant.path}:{mutant.line} {mutant.name} [{end.why}]"
+            print(line, file=screen, flush=True)
+
+    def attempt(number: int, session: Session | None) -> None:
+        start = time.monotonic()
+        end = _tried(drawn[number], root, record.tests_of(drawn[number], files, args.budget), session)
+        tell(number, end, time.monotonic() - start)
+
+    late = []
+    for number, mutant in drawn.items():
+        known = equivalent.get(mutant.path, {}).get(mutant.name)
+        if known:
+            tell(number, End("equivalent", known), 0)
+        elif mutant.place:
+            late.append(number)
+        else:
+            attempt(number, None)
+
+    def work(session: Session) -> None:
+        for number in late:
+            attempt(number, session)
+
+    if late:
+        Session(root, work).hold(files)
+    return ends
 
 
 def _arguments() -> argparse.Namespace:
@@ -113,15 +140,24 @@ def _remember(record: Record, root: Path, name: str) -> None:
 
 def _control(record: Record, root: Path, files: list[str]) -> int:
     """Run the tests of each file, quickest first, on unchanged code."""
-    failed = 0
-    for name in files:
-        order = Order(record.tests_in(name))
-        code, told = forked(lambda: run_tests(root, [name], order)) or (1, "died")  # noqa: B023 - runs at once
-        if code not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
-            failed += 1
-            print(f"{name} fails on unchanged code:\n{told}", flush=True)
-    print(f"{len(files) - failed} of {len(files)} test files pass on unchanged code.")
-    return int(failed > 0)
+    failed = []
+    screen = _screen()
+
+    def work(session: Session) -> None:
+        for name in files:
+            code, told = forked(lambda: session.run(record.tests_in(name))) or (1, "died")  # noqa: B023 - runs at once
+            if code:
+                failed.append(name)
+                print(f"{name} fails on unchanged code: {told}", file=screen, flush=True)
+
+    Session(root, work).hold(files)
+    print(f"{len(files) - len(failed)} of {len(files)} test files pass on unchanged code.")
+    return int(bool(failed))
+
+
+def _screen() -> TextIO:
+    """Where to print while pytest redirects the rest."""
+    return open(os.dup(sys.stdout.fileno()), "w")
 
 
 def _drawn(args: argparse.Namespace, root: Path) -> list[Mutant]:
@@ -142,13 +178,22 @@ def _drawn(args: argparse.Namespace, root: Path) -> list[Mutant]:
     return drawn
 
 
-def _tried(mutant: Mutant, root: Path, tests: dict[str, float]) -> End:
+def _tried(mutant: Mutant, root: Path, tests: dict[str, float], session: Session | None) -> End:
     """Run these tests on a mutant."""
     if not tests:
         return End("survived", "no fast test runs this")
-    hook = Hook(root / mutant.path, module_name(mutant.path), mutated(root, mutant))
-    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
-    answer = forked(lambda: run_tests(root, files, Order(list(tests)), hook=hook), cpu=3 * sum(tests.values()) + SPARE)
+    tree = mutated(root, mutant)
+
+    def trial() -> tuple[int, str]:
+        if session is not None and session.takes(mutant, tree):
+            session.change(mutant, tree)
+            return session.run(list(tests))
+        forget(root)
+        hook = Hook(root / mutant.path, module_name(mutant.path), tree)
+        files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+        return run_tests(root, files, Order(list(tests)), hook=hook)
+
+    answer = forked(trial, cpu=3 * sum(tests.values()) + SPARE)
     if answer is None:
         return End("timed out", f"{len(tests)} tests")
     code, told = answer

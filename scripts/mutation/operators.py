@@ -31,10 +31,14 @@ SWAPS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
+# A truth value or a number that only gets another type is mypy's business.
+TYPED = ("bool", "float")
 CONDITIONAL = (ast.If, ast.While, ast.IfExp)
 DROPPED = (ast.AugAssign, ast.Delete, ast.Raise)
 # Annotations and decorators say what mypy and dataclasses check; the words of errors and of f-strings are not behaviour.
 UNTOUCHED = {"annotation", "returns", "decorator_list", "exc", "cause", "msg"}
+# The order of what these are given does not matter, or mypy knows it.
+UNORDERED = ("isinstance", "issubclass", "getattr", "max", "min", "torch.equal", "torch.logaddexp", "torch.allclose")
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ def _below(node: ast.AST, place: str, inside: str, modules: set[str]) -> Iterato
             within = f"{inside}{node.name}."
         children = list(enumerate(value)) if isinstance(value, list) else [(field, value)]
         for key, child in children:
-            if not isinstance(child, ast.AST) or _is_text(child):
+            if not isinstance(child, ast.AST) or _is_text(child) or _is_guard(child):
                 continue
             where = value if isinstance(value, list) else node
             for new in _instead(node, field, child, modules):
@@ -142,7 +146,19 @@ def _below(node: ast.AST, place: str, inside: str, modules: set[str]) -> Iterato
 
 
 def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    """Docstrings, f-strings and what is noted for developers; a warning may be dropped, but its words are no behaviour."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant) or _logs(node.value, ("debug", "info"))
+    return isinstance(node, ast.JoinedStr) or _logs(node, ("warning", "error"))
+
+
+def _logs(node: ast.AST, levels: tuple[str, ...]) -> bool:
+    return isinstance(node, ast.Call) and any(ast.unparse(node.func) == f"log.{level}" for level in levels)
+
+
+def _is_guard(node: ast.AST) -> bool:
+    """zip(..., strict=True) is an assertion, which makes no difference in right code; tie_weights=False only saves time."""
+    return isinstance(node, ast.keyword) and node.arg in ("strict", "tie_weights")
 
 
 def _instead(parent: ast.AST, field: str, node: ast.AST, modules: set[str]) -> Iterator[ast.AST]:
@@ -184,7 +200,7 @@ def _instead(parent: ast.AST, field: str, node: ast.AST, modules: set[str]) -> I
 def _calls(call: ast.Call, modules: set[str], *, whole: bool) -> Iterator[ast.AST]:
     """A call whose first two arguments are swapped, or that is left out (by itself a statement: dropped elsewhere)."""
     plain = not any(isinstance(arg, ast.Starred) for arg in call.args)
-    pair = call.args[:2] if plain and ast.unparse(call.func) not in ("isinstance", "issubclass", "getattr") else []
+    pair = call.args[:2] if plain and ast.unparse(call.func) not in UNORDERED else []
     if len(pair) == 2 and ast.dump(pair[0]) != ast.dump(pair[1]):
         yield _with(call, args=[*reversed(pair), *call.args[2:]])
     function = call.func
@@ -192,7 +208,7 @@ def _calls(call: ast.Call, modules: set[str], *, whole: bool) -> Iterator[ast.AS
         return
     if isinstance(function, ast.Attribute) and not (isinstance(function.value, ast.Name) and function.value.id in modules):
         yield function.value
-    elif plain and len(call.args) == 1 and not call.keywords:
+    elif plain and len(call.args) == 1 and not call.keywords and ast.unparse(function) not in TYPED:
         yield call.args[0]
 
 

@@ -68,10 +68,15 @@ def module_name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def run_tests(root: Path, files: list[str], *plugins: object, hook: Hook | None = None) -> tuple[int, str]:
-    """Pytest in this process: its exit code and what it said."""
+def prepare(root: Path) -> None:
+    """Let this process import the checkout and its tests."""
     os.chdir(root)
     sys.path[:0] = [str(root), str(root / "tests")]
+
+
+def run_tests(root: Path, files: list[str], *plugins: object, hook: Hook | None = None) -> tuple[int, str]:
+    """Pytest in this process: its exit code and what it said."""
+    prepare(root)
     if hook:
         assert hook.name not in sys.modules, "imported before it was changed"
         sys.meta_path.insert(0, hook)
@@ -116,6 +121,13 @@ def libraries(root: Path) -> list[str]:
     """The modules imported by now that do not lie in the checkout."""
     places = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
     return [name for name, file in places.items() if not file.startswith(f"{root}/") or file.startswith(f"{root}/.venv/")]
+
+
+def forget(root: Path) -> None:
+    """Let the checkout's modules be imported anew."""
+    for name in sys.modules.keys() - set(libraries(root)):
+        if not name.startswith("mutation") and name != "__main__":
+            del sys.modules[name]
 
 
 def warm(names: Iterable[str]) -> None:

@@ -8,13 +8,15 @@ from torch import Tensor
 
 import adversary
 from adversary import Attack, AttackError, Belief, Guess, contracts
+from adversary.labels import infer
+from fl_app.core.local import LocalRule, local_update
 
 FEW = {
     "cosine_lbfgs": "cosine_lbfgs(iterations=100)",
     "dlg": "dlg(iterations=100, restarts=1)",
     "epochwise": "epochwise(iterations=100)",
     "fishing": "fishing(attack=idlg(iterations=100, labels=given, restarts=1))",
-    "gauss_newton": "gauss_newton(iterations=3, products=30)",
+    "gauss_newton": "gauss_newton(iterations=3, products=10)",
     "grad_inversion": "grad_inversion(iterations=150, seeds=2)",
     "idlg": "idlg(iterations=100, restarts=1)",
     "inverting_gradients": "inverting_gradients(iterations=200)",
@@ -84,6 +86,32 @@ class TrainsTheModel(Broken):
         return super().one(seen, task, stream)
 
 
+@FROZEN
+class EatsTheWeights(Broken):
+    def one(self, seen, task, stream):
+        next(iter(seen.params.values())).zero_()
+        return super().one(seen, task, stream)
+
+
+@FROZEN
+class Grey(Broken):
+    def one(self, seen, task, stream):
+        return torch.full((1, *task.space.shape), 0.5)
+
+
+@FROZEN
+class Mean(Broken):
+    """Answers with what anybody knows of public examples."""
+
+    trained = True
+
+    def learn(self, task, seen, public, rng):
+        return {"mean": public.x.mean(0, keepdim=True)}
+
+    def one(self, seen, task, stream):
+        return self.learned["mean"]
+
+
 TRUTH: list[Tensor] = []
 
 
@@ -105,12 +133,49 @@ class Peeks(Broken):
         (SharedStream, "alone", "draw from its own stream alone"),
         (EatsTheUpdate, "inputs_stay", "changes the update in place"),
         (TrainsTheModel, "inputs_stay", "changes the model in place"),
-        (Broken, "beats_blind", "it rebuilds nothing"),
+        (EatsTheWeights, "inputs_stay", "changes the weights in place"),
+        (Broken, "beats_blind", "that of noise .*: it rebuilds nothing"),
+        (Grey, "beats_blind", "that of a grey image .*: it rebuilds nothing"),
+        (Mean, "beats_blind", "that of the mean image .*: it rebuilds nothing"),
     ],
 )
 def test_a_broken_contract_is_said_in_a_sentence(broken, contract, said):
     with pytest.raises(AssertionError, match=said):
         contracts.CONTRACTS[contract](broken())
+
+
+def test_what_attacks_are_tried_on():
+    """Updates of one example each, of different classes, and public examples that look like them."""
+    for network in (contracts._convolutional, contracts._linear, contracts._pooled):
+        before = torch.random.get_rng_state()
+        case = contracts._case(network)
+        assert torch.equal(before, torch.random.get_rng_state())
+        classes = [infer("sign", one, case.task, torch.Generator()).item() for one in case.seen]
+        assert classes == [0, 1, 2]
+        assert [(one.client, one.num_examples, one.server_round) for one in case.seen] == [(0, 1, 1), (1, 1, 1), (2, 1, 1)]
+        for one, x, label in zip(case.seen, case.x, classes, strict=True):
+            exact = local_update(case.task.model, one.params, x, torch.tensor([label]), LocalRule(batch_size=1))
+            assert all(torch.equal(value, exact[name]) for name, value in one.update.items())
+    assert case.x.shape == (3, 1, 1, 8, 8)
+    assert torch.bincount(case.public.y).tolist() == [125] * 4
+    assert 0 <= case.public.x.min() < 0.1 < 0.9 < case.public.x.max() <= 1
+    means = torch.stack([case.public.x[case.public.y == label].mean(0) for label in range(4)])
+    distances = torch.cdist(case.x.flatten(1), means.flatten(1))
+    assert distances.argmin(1).tolist() == [0, 1, 2]  # more like their own class
+    corners = case.public.x[:, 0, [0, 0, -1, -1], [0, -1, 0, -1]]
+    assert corners.std(0).min() > 0.1  # drawn anew for each
+
+
+def test_the_first_network_that_an_attack_takes_is_its_case():
+    shapes = {"idlg": (12, 1, 5, 5), "peeling": (12, 1, 3, 3)}
+    for name, shape in shapes.items():
+        ready, case = contracts.case_for(adversary.build(FEW[name]))
+        assert next(iter(case.seen[0].params.values())).shape == shape
+        assert ready.cost(1, LocalRule(batch_size=1)) <= adversary.build(FEW[name]).cost(1, LocalRule(batch_size=1))
+    assert contracts.case_for(adversary.build(FEW["idlg"]), quick=False)[0] == adversary.build(FEW["idlg"])
+    assert contracts.case_for(adversary.build(FEW["idlg"]))[0].optimizer.iterations == 4
+    assert contracts.case_for(Exact())[1].seen[0].update["1.weight"].shape == (32, 64)
+    assert contracts.case_for(Mean())[0].learned.keys() == {"mean"}
 
 
 def test_an_attack_that_finds_the_truth_elsewhere_is_noticed(monkeypatch):

@@ -66,7 +66,7 @@ def test_every_defense_has_an_informed_attacker():
     ],
 )
 def test_who_knows_the_defense_sees_more(defense, gain, text):
-    x, y = digits(4, 1)
+    x, y = digits(2, 1)
     seen, task = seen_of(x, y)
     told = protected(seen, task, x, y, defense)
     naive, knowing = attack(text, told, task), attack(adapted(text, defense), told, task)

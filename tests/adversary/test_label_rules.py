@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from adversary import AttackError
-from adversary.labels import as_gradient, by_min_column, by_sign, infer, last_layer, last_weight
+from adversary.labels import _features, as_gradient, by_min_column, by_sign, infer, last_layer, last_weight
 from fl_app.core.local import LocalRule
 from fl_app.core.observation import Knowledge, Observation, Task
 from fl_app.core.space import Images
@@ -88,6 +88,34 @@ def test_the_last_layer_is_the_last_with_a_row_per_class():
     assert last_layer({"a.weight": torch.zeros(4, 2)}, 4)[1] is None
     with pytest.raises(AttackError, match="no last layer with one row per class"):
         last_weight(update, 7)
+
+
+def test_features_are_the_mean_over_examples_and_places():
+    x = torch.rand(5, 2, 4, generator=torch.Generator().manual_seed(0))
+    task = Task(nn.Sequential(nn.Linear(4, CLASSES)), Images((2, 4)), CLASSES)
+    params = {"0.weight": torch.ones(CLASSES, 4), "0.bias": torch.ones(CLASSES)}
+    torch.testing.assert_close(_features(task, params, x, "0.weight"), x.mean((0, 1)))
+    assert not task.model[0]._forward_pre_hooks
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_rows_are_counted_by_least_squares_over_row_and_bias(bias):
+    """Rows that are the factors times the features of noise: whatever a decoy adds across the features changes nothing."""
+    counts = (0, 3, 1, 4)
+    one, task = scene(counts, bias=bias)
+    noise = task.space.noise(64, torch.Generator().manual_seed(0)).flatten(1).mean(0)
+    factors = (P if bias else torch.full((CLASSES,), 0.25)) - torch.tensor(counts) / 8
+    across = torch.eye(9)[0] - noise * noise[0] / (noise @ noise)
+    update = {"1.weight": torch.outer(factors, noise) + torch.outer(torch.tensor([3.0, -2.0, 5.0, 1.0]), across)}
+    update |= {"1.bias": factors} if bias else {}
+    spoiled = dataclasses.replace(one, update=update)
+    assert inferred("count_rows", spoiled, task) == [1, 1, 1, 2, 3, 3, 3, 3]
+    if bias:  # of the bias alone what the row says is missing, by their shares of the squares
+        share = 1 / (1 + noise @ noise)
+        bare = dataclasses.replace(one, update={"1.weight": torch.zeros(CLASSES, 9), "1.bias": factors / share})
+        assert inferred("count_rows", bare, task) == [1, 1, 1, 2, 3, 3, 3, 3]
+    lone, task = scene((0, 0, 1, 0), bias=bias)
+    assert inferred("count_rows", lone, task) == [2]
 
 
 def test_a_change_of_weights_is_put_on_the_scale_of_a_gradient():

@@ -1,7 +1,6 @@
 """The gate: when an attack beats a threshold, what is never a pass, and hostile folders."""
 
 import json
-import subprocess
 
 import pytest
 
@@ -10,7 +9,7 @@ from fl_app.analysis.gate import LEAK, PASSED, UNJUDGED, judge
 from fl_app.analysis.limits import limits_of
 from fl_app.analysis.results import read_study
 from fl_app.engines.watcher import Watcher
-from helpers.cli import THORNS
+from helpers.cli import thorns
 from helpers.gate import add_attack, failed, line, make_run, make_sweep, run_gate
 
 
@@ -202,7 +201,7 @@ def test_an_attack_that_is_named_is_run_first(small):
 def test_exit_codes_of_the_command_itself(tmp_path):
     make_run(tmp_path / "leaky", [line(psnr=40.0)])
     for words, code in ((["leaky"], LEAK), (["nowhere"], UNJUDGED)):
-        done = subprocess.run([*THORNS, "gate", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = thorns("gate", *words, cwd=tmp_path)
         assert done.returncode == code
         assert "Traceback" not in done.stderr
 

@@ -25,7 +25,7 @@ def captured(small):
 
 def test_openmp_waits_passively_before_torch_is_imported_unless_the_user_says_otherwise():
     code = (
-        "import sys, os; sys.argv = ['thorns', 'list', 'engines']\n"
+        "import sys, os; sys.argv = ['thorns', '--help']\n"
         "from fl_app.cli import main\n"
         "assert 'torch' not in sys.modules\n"
         "try: main.main()\n"
@@ -56,19 +56,14 @@ def test_an_attack_takes_the_cores_that_it_may_use_or_what_the_user_says(capture
         assert free_threads() == cores()
 
 
-def test_threads_and_device_are_options_of_an_attack(captured, tmp_path):
+def test_threads_and_device_are_options_of_an_attack(captured, monkeypatch, typed):
     words = ["attack", str(captured.path), "--attack", IDLG, "--no-lpips"]
-    code = (
-        "import torch; from fl_app.attacking import jobs; seen = torch.set_num_threads\n"
-        "def told(number): print('THREADS', number); seen(number)\n"
-        "torch.set_num_threads = told\n"
-        "from fl_app.cli.main import main\nmain()"
-    )
-    command = [sys.executable, "-c", code, *words, "--threads", "3", "--device", "auto"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    told = []
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    done = typed(*words, "--threads", "3", "--device", "auto")
     assert done.returncode == 0, done.stderr
-    assert "THREADS 3" in done.stdout
-    bad = thorns(*words, "--device", "cuda", cwd=tmp_path)
+    assert 3 in told
+    bad = typed(*words, "--device", "cuda")
     if not torch.cuda.is_available():
         assert bad.returncode == 2
         assert "torch sees no GPU here" in bad.stderr

@@ -23,6 +23,10 @@ def test_parts_may_lie_inside_each_other_up_to_a_depth(pattern):
         parse(nested(MAX_DEPTH + 2, pattern))
 
 
+def test_blanks_around_a_spec_are_nothing():
+    assert parse("  a( k = 1 ) + b \n\t ") == parse("a(k=1)+b")
+
+
 @pytest.mark.parametrize("pattern", ["a({})", "a(k={})"])
 def test_lists_too(pattern):
     value = "[" * (MAX_DEPTH - 1) + "7" + "]" * (MAX_DEPTH - 1)

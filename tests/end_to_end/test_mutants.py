@@ -15,6 +15,13 @@ CODE = """def least(a, b):
 
 def unseen(a):
     return a + 1
+
+
+def made():
+    return 5
+
+
+MADE, KEPT = made(), 7  # while the file is imported
 """
 WEAK = """from planted.part import least
 
@@ -24,7 +31,7 @@ def test_least():
 """
 STRONG = """import pytest
 
-from planted.part import least, unseen
+from planted.part import KEPT, MADE, least, made, unseen
 
 
 def test_least():
@@ -32,6 +39,7 @@ def test_least():
     for refused in (-1, -0.5):
         with pytest.raises(ValueError, match="not"):
             least(refused, 1)
+    assert (MADE, KEPT, made() > 4) == (5, 7, True)
 """
 
 
@@ -66,4 +74,4 @@ def test_mutants_that_no_test_notices_are_named_until_one_does(mutants):
     code, told = mutants(STRONG)  # the file has changed, so it is recorded anew
     survived = [line.split(" s  ")[1] for line in told.splitlines() if " planted/part.py:" in line]
     assert survived == ["planted/part.py:4 least: a < b -> a <= b [1 tests passed]"]  # of equal numbers any is the least
-    assert code == 1  # one of twelve is more than 5 %
+    assert code == 1  # one of so few is more than 5 %
