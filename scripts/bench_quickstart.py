@@ -2,6 +2,7 @@
 """Flower's quickstart for PyTorch: its network, SGD with momentum 0.9, two local steps on one CIFAR-10 image a client.
 
     .venv/bin/python scripts/bench_quickstart.py                                  # 16 images of the test set, four networks
+    .venv/bin/python scripts/bench_quickstart.py --attack "peeling(public=True)"    # given 4,000 images of the training set
     .venv/bin/python scripts/bench_quickstart.py --attack "inverting_gradients(iterations=1000)"
 
 An auditor knows the rule, the weights before and the update; labels are inferred. Settings of `peeling` were chosen on images
@@ -69,6 +70,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--images", type=int, default=4, help="per network")
     parser.add_argument("--networks", type=int, default=4)
+    parser.add_argument("--public", type=int, default=4000, help="training images that an attack with public=True learns from")
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
@@ -76,7 +78,11 @@ def main() -> None:
     for network in range(asked.networks):
         x, y, seen, task = targets(asked.split, asked.first + network * asked.images, asked.images, network)
         began = time.perf_counter()
-        guess = adversary.build(asked.attack)(seen, task, 0)
+        attack = adversary.build(asked.attack)
+        if attack.trained:
+            public = adversary.Public(*data.load("cifar10").train.at(slice(10_000, 10_000 + asked.public)))
+            attack = attack.taught(attack.learn(task, seen[0], public, torch.Generator().manual_seed(0)))
+        guess = attack(seen, task, 0)
         assert isinstance(guess, adversary.Guess)
         found = psnr(guess.x[:, 0], x)
         quality.append(found)

@@ -42,6 +42,11 @@ def input_before(gradient: Tensors, params: Tensors, task: Task, start: Tensor |
     return Features(name, value.view(1, *block.shape))
 
 
+def earliest(gradient: Tensors, params: Tensors, task: Task) -> str:
+    """The layer whose input `input_before` finds; AttackError if there is none."""
+    return _before(first_linear(task.model, gradient), params, task)[0]
+
+
 def inputs_of(model: nn.Module, params: Tensors, x: Tensor, layers: list[str]) -> list[Tensor]:
     """What enters some layers for the images x; differentiable."""
     found: dict[str, Tensor] = {}

@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from adversary import labels as label_inference
-from adversary.base import Attack, AttackError, Guess
-from adversary.exact.features import Features, input_before, inputs_of
+from adversary.base import Attack, AttackError, Guess, Public
+from adversary.exact.features import earliest, input_before
+from adversary.exact.images import ImageSearch, learned_map, rebuilt
 from adversary.labels import LabelRule, as_gradient
 from adversary.objectives import cosine
-from adversary.priors import Weight, colour_variation, total_variation
-from adversary.search.optimizers import Adam, AdamSteps, Count, Rate
+from adversary.priors import Weight
+from adversary.search.optimizers import Count, Rate
 from fl_app.core.local import LocalRule, Tensors, local_update
 from fl_app.core.observation import Observation, Task
 
@@ -29,6 +31,7 @@ class Peeling(Attack):
     answer. What several local steps add to one gradient is estimated at that image, and taken off before the next pass.
     """
 
+    needs_public: ClassVar[bool] = False
     labels: LabelRule = "count"
     passes: Count = 3
     """How often the features are solved for, each time given the image of the last; once is enough for a single gradient."""
@@ -40,6 +43,17 @@ class Peeling(Attack):
     tv: Weight = 0.3
     colour: Weight = 0.3
     """Weight of the variation of colours."""
+    public: bool = False
+    """Start from a linear map of features to images that is learned from public examples at the weights of the round."""
+
+    @property
+    def trained(self) -> bool:  # type: ignore[override]
+        """Whether it starts from public examples."""
+        return self.public
+
+    def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
+        """The map of features to images."""
+        return learned_map(task, seen.params, earliest(seen.update, seen.params, task), public)
 
     def cost(self, examples: int, rule: LocalRule) -> float:
         """Half a gradient per iteration, and some thousands for the equations of a pass."""
@@ -64,7 +78,10 @@ class Peeling(Attack):
         observed = as_gradient(seen)
         gradient, x, error = observed, None, STEPS_APART if seen.rule.steps > 1 else 0.0
         for _ in range(self.passes if seen.rule.steps > 1 else 1):
-            x = self._image(input_before(gradient, seen.params, task, x, error), seen, task, stream)
+            known = input_before(gradient, seen.params, task, x, error)
+            noise = task.space.noise(self.seeds, stream).to(known.value)
+            search = ImageSearch(iterations=self.iterations, lr=self.lr, tv=self.tv, colour=self.colour)
+            x = rebuilt(known.value.flatten(1), known.layer, task, seen.params, self.learned, search, noise)
             # A gradient differs from the mean of several steps about as it does for the image found.
             ours = as_gradient(replace(seen, update=local_update(task.model, seen.params, x, y, seen.rule)))
             first = local_update(task.model, seen.params, x, y, LocalRule(batch_size=1))
@@ -73,21 +90,6 @@ class Peeling(Attack):
             gradient = better
         assert x is not None
         return x
-
-    def _image(self, known: Features, seen: Observation, task: Task, stream: torch.Generator) -> Tensor:
-        """The mean of some images whose features come close to the known ones, with little variation: (1, *shape)."""
-        steps = AdamSteps(Adam(iterations=self.iterations, lr=self.lr, signed=True, decay=True))
-        variables: Tensors = {"x": task.space.noise(self.seeds, stream).to(_like(seen))[None, :, None]}
-        size = known.value.square().sum()
-        for _ in range(self.iterations):
-            x = variables["x"].requires_grad_()
-            (ours,) = inputs_of(task.model, seen.params, x[0, :, 0], [known.layer])
-            loss = (ours - known.value).flatten(1).square().sum(1)[None] / size
-            loss = loss + self.tv * total_variation(x) + self.colour * colour_variation(x)
-            (slope,) = torch.autograd.grad(loss.sum(), x)
-            moved = steps.step({"x": x.detach()}, {"x": slope}, loss.detach())
-            variables = {"x": task.space.clamp(moved["x"])}
-        return variables["x"][0].mean(0)
 
 
 def _like(seen: Observation) -> Tensor:

@@ -5,15 +5,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from adversary.base import Attack, AttackError, Guess, Public
 from adversary.exact.decompose import Decomposition, Layer, decompose
-from adversary.exact.features import inputs_of
-from adversary.exact.images import ImageSearch
+from adversary.exact.images import ImageSearch, learned_map, rebuilt
 from adversary.exact.layers import classes_of, first_gated, padded, pixels_into
 from adversary.labels import as_gradient
-from adversary.learned.ridge import fitted
 from adversary.objectives import cosine
 from adversary.priors import Weight
 from adversary.search.optimizers import Count
@@ -55,11 +52,7 @@ class Spear(Attack):
         layer = first_gated(task, seen.params, seen.update)
         if pixels_into(task, seen.params, layer) is not None:
             return {}
-        with torch.no_grad():
-            parts = [inputs_of(task.model, seen.params, x, [layer])[0].flatten(1) for x in public.x.split(500)]
-        features = torch.cat(parts)
-        scale = features.std(0).clamp_min(1e-6)
-        return {**fitted(features / scale, public.x.flatten(1)), "scale": scale}
+        return learned_map(task, seen.params, layer, public)
 
     def cost(self, examples: int, rule: LocalRule) -> float:
         """That of the search for images; draws cost little up to a dozen examples."""
@@ -87,21 +80,11 @@ class Spear(Attack):
             inputs = found.inputs.to(like.device)
             image = inputs.new_empty(0, *task.space.shape) if pixels is None else pixels.image(inputs, task.space.shape)
             return Guess(padded(image.to(like), examples), y, 1 - like.new_tensor(found.gamma * number / examples))
-        x = padded(self._images(found.inputs.to(like), task, seen.params, layer, stream), examples)
+        noise = task.space.noise(self.seeds * number, stream).to(like)
+        search = ImageSearch(iterations=self.iterations)
+        images = rebuilt(found.inputs.to(like), layer, task, seen.params, self.learned, search, noise)
+        x = padded(images, examples)
         return Guess(x, y, cosine(local_update(task.model, seen.params, x, y, seen.rule), seen.update))
-
-    def _images(self, features: Tensor, task: Task, params: Tensors, layer: str, stream: torch.Generator) -> Tensor:
-        """Images (n, *shape) with these features (n, k)."""
-        if self.learned:
-            linear = self.learned
-            x = (features / linear["scale"] - linear["middle"]) @ linear["map"] + linear["mean"]
-            start = task.space.clamp(x.view(-1, *task.space.shape))
-            return ImageSearch(iterations=self.iterations, lr=0.02, tv=0.3, colour=0.3).run(
-                features, start, task, params, layer
-            )
-        start = task.space.noise(self.seeds * len(features), stream).to(features)
-        found = ImageSearch(iterations=self.iterations).run(features.repeat(self.seeds, 1), start, task, params, layer)
-        return found.view(self.seeds, *features.shape[:1], *task.space.shape).mean(0)
 
 
 def taken_apart(
