@@ -22,6 +22,9 @@ CASES = (
         "cannot be made (not a directory)",
     ),
     Case("deploy local --config tiny.toml -c run-dir=new --logs tiny.toml", 2, "tiny.toml"),
+    Case("deploy digests", 2, "Missing argument 'FILE FILE ...'"),
+    Case("deploy digests nowhere tiny.toml", 2, "nowhere cannot be read"),
+    Case("deploy encryption-key nowhere/key", 2, "nowhere/key: no such file or directory"),
     Case("deploy server", 2, "Missing argument 'DIR'"),
     Case(
         "deploy server nowhere", 2, "nowhere has no ca.crt, server.crt, server.key: make them with `thorns deploy keys nowhere`"

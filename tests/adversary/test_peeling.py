@@ -49,7 +49,7 @@ def test_images_are_rebuilt_from_several_steps_with_momentum():
     guess = attack("peeling(passes=4, iterations=150, seeds=2, tv=0.1)", seen, task)
     assert torch.equal(guess.y[:, 0], y)
     grey = x.mean((1, 2, 3), keepdim=True).expand_as(x)
-    assert psnr(guess.x, x[:, None]).mean() > psnr(grey[:, None], x[:, None]).mean() + 3
+    assert psnr(guess.x, x[:, None]).mean() > psnr(grey[:, None], x[:, None]).mean() + 2
 
 
 def test_what_it_cannot_peel_is_refused():

@@ -22,7 +22,7 @@ SEARCHES = {
     "cosine_lbfgs(tv=0, iterations=9, init='normal', labels='rows', compiled=True)": "objective=cosine, "
     "space=pixels(boxed=False), labels='rows', optimizer=lbfgs(iterations=9), compiled=True",
     "gauss_newton": "objective=relative, space=pixels(init='grey', boxed=False), priors=[tv(weight=0.0001), box(weight=1.0)], "
-    "optimizer=gauss_newton(solved=1e-09)",
+    "optimizer=gauss_newton(solved=1e-07)",
     "gauss_newton(tv=0, iterations=9, products=7, solved=0.5, labels='rows')": "objective=relative, "
     "space=pixels(init='grey', boxed=False), priors=[box(weight=1.0)], labels='rows', "
     "optimizer=gauss_newton(iterations=9, solved=0.5, products=7)",

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fl_app.cli.deploy import app as deploy_app
 from fl_app.client.node_config import check_place, read_node_config
-from fl_app.client.policy import KEY_FILE, OwnConfig, own_config
+from fl_app.client.policy import GUARD, KEY_FILE, OwnConfig, own_config
 from fl_app.core.spec import SpecError, settings_of
 from fl_app.engines.grpc.certificates import (
     Certificates,
@@ -107,6 +107,7 @@ def test_each_client_gets_a_file_to_begin_with(tmp_path):
         "partition-id",
         "num-partitions",
         KEY_FILE,
+        *GUARD,
         *(name.replace("_", "-") for name in settings_of(OwnConfig)),
     }
 

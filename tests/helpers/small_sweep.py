@@ -46,5 +46,5 @@ def results_of(folder):
             found[name] = {key: value.tolist() for key, value in load_file(path).items()}
         elif path.name in ("metrics.jsonl", "scores.jsonl", "floors.jsonl"):
             lines = [json.loads(line) for line in path.read_text().splitlines()]
-            found[name] = [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+            found[name] = [{key: value for key, value in line.items() if not key.endswith("seconds")} for line in lines]
     return found

@@ -178,7 +178,7 @@ def test_score_matches_before_it_measures(rng):
     for name, metric in (("mse", images.mse), ("psnr", images.psnr), ("ssim", images.ssim)):
         assert torch.equal(scores.values[name], metric(rebuilt, true))
     assert scores.values["label_accuracy"].mean() == 1
-    assert scores.values.keys() == {"psnr", "ssim", "mse", "label_accuracy"}  # what was not asked for is left out
+    assert scores.values.keys() == {"psnr", "ssim", "mse", "above_30db", "label_accuracy"}  # what was not asked for is left out
     assert scores.unavailable == {}
     assert scores.row()["psnr"] == pytest.approx(images.psnr(rebuilt, true).mean().item())
 
