@@ -18,9 +18,8 @@ BEGINNING = {**os.environ, **PLAIN}  # before any test changes it
 @cache
 def _server():
     """Of this test process; it ends with its input."""
-    return subprocess.Popen(
-        [sys.executable, warm.__file__], env=BEGINNING, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    words = [sys.executable, warm.__file__]
+    return subprocess.Popen(words, cwd=warm.ROOT, env=BEGINNING, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def thorns(*words, cwd):
