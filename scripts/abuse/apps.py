@@ -93,7 +93,6 @@ AUDITS = (
 GATES = (
     Case("gate app", 2, "app holds captures of another app: add --model"),
     Case(f"gate app {NET} --attack idlg", 2, "name it with --truth FILE.safetensors"),
-    Case(f"gate app {NET} --truth truth.safetensors", 2, "the attack with --attack SPEC"),
     Case(f"{GATE} --truth nowhere.safetensors", 2, "nowhere.safetensors cannot be read: no such file or directory"),
     Case(f"{GATE} --truth pictures", 2, "pictures cannot be read: is a directory"),
     Case(f"{GATE} --truth tiny.toml", 2, "tiny.toml cannot be read: it is damaged"),
