@@ -1,7 +1,7 @@
 """What one example's gradient says of the inputs of a network's layers.
 
-A linear layer's input is a row of its weight's gradient over the same row of its bias's. If that input is a convolution's
-output after ReLU and max pooling, the convolution's own input follows, too (`pooling`).
+A linear layer's input is a row of its weight's gradient over the same row of its bias's; that of several local steps follows,
+too (`steps`). If it is a convolution's output after ReLU and max pooling, so does the convolution's own input (`pooling`).
 """
 
 from collections.abc import Callable
@@ -14,11 +14,15 @@ from torch.func import functional_call
 from adversary.base import AttackError
 from adversary.exact.layers import first_linear
 from adversary.exact.pooling import Evidence, Law, PooledConvolution
+from adversary.exact.steps import single, steps_of
+from adversary.labels import as_gradient
 from fl_app.core.local import Tensors
-from fl_app.core.observation import Task
+from fl_app.core.observation import Observation, Task
 
 MOST_UNKNOWNS = 5000
 """Inputs of a convolution beyond which its equations are not solved: they take the square of it in memory."""
+STEPS_ALIKE, STEPS_APART = 0.05, 0.3
+"""Relative errors that local steps leave when they are taken apart, and when their mean is taken for one gradient (ours)."""
 BREADTH = 8.0
 """Variance of features that are expected, in units of the mean square of those behind them: any are welcome (ours)."""
 
@@ -30,16 +34,19 @@ class Features(NamedTuple):
     value: Tensor
 
 
-def input_before(gradient: Tensors, params: Tensors, task: Task, start: Tensor | None = None, error: float = 0.0) -> Features:
-    """The earliest features that the gradient of one example gives away; a start is an image that is roughly right."""
+def input_before(seen: Observation, y: Tensor, task: Task) -> Features:
+    """The earliest features that an update of one example with the class y (1,) gives away; of several steps, at the first."""
+    gradient = as_gradient(seen)
     linear = first_linear(task.model, gradient)
-    weight, bias = gradient[f"{linear}.weight"], gradient[f"{linear}.bias"]
-    pooled = (bias @ weight / bias.square().sum().clamp_min(1e-30)).clamp_min(0)
-    name, block = _before(linear, params, task)
-    near = None if start is None else inputs_of(task.model, params, start, [name])[0].flatten().detach()
-    seen = Evidence(pooled, bias @ params[f"{linear}.weight"], gradient[f"{name}.weight"], error)
-    value = block.taken_apart(seen, _any_features(block.shape, pooled), near).clamp_min(0)
-    return Features(name, value.view(1, *block.shape))
+    name, block = _before(linear, seen.params, task)
+    steps, error = [single(gradient, linear, seen.params)], 0.0
+    if seen.rule.steps > 1:
+        found = steps_of(seen, y, linear, task)
+        steps, error = (found, STEPS_ALIKE) if found else (steps, STEPS_APART)
+    pooled = torch.stack([one.entered for one in steps]).clamp_min(0)
+    slope = torch.stack([one.share * one.slope for one in steps])
+    value = block.taken_apart(Evidence(pooled, slope, gradient[f"{name}.weight"], error), _any_features(block.shape, pooled[0]))
+    return Features(name, value.clamp_min(0).view(1, *block.shape))
 
 
 def earliest(gradient: Tensors, params: Tensors, task: Task) -> str:

@@ -11,15 +11,12 @@ from adversary import labels as label_inference
 from adversary.base import Attack, AttackError, Guess, Public
 from adversary.exact.features import earliest, input_before
 from adversary.exact.images import ImageSearch, learned_map, rebuilt
-from adversary.labels import LabelRule, as_gradient
+from adversary.labels import LabelRule
 from adversary.objectives import cosine
 from adversary.priors import Weight
 from adversary.search.optimizers import Count, Rate
 from fl_app.core.local import LocalRule, Tensors, local_update
 from fl_app.core.observation import Observation, Task
-
-STEPS_APART = 0.3
-"""How far the mean of several local steps lies from the first gradient, relatively, before anything is known (ours)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +25,16 @@ class Peeling(Attack):
 
     The first linear layer's gradient gives its input, the convolution's gradient then gives the convolution's (`pooling`),
     and images are searched that have these features and little variation, in brightness and in colour; their mean is the
-    answer. What several local steps add to one gradient is estimated at that image, and taken off before the next pass.
+    answer. Several local steps of SGD are told apart first (`steps`).
     """
 
     needs_public: ClassVar[bool] = False
     labels: LabelRule = "count"
-    passes: Count = 3
-    """How often the features are solved for, each time given the image of the last; once is enough for a single gradient."""
-    iterations: Count = 300
+    iterations: Count = 600
     """Of the search."""
     seeds: Count = 4
     """Images that are searched side by side and averaged."""
-    lr: Rate = 0.1
+    lr: Rate = 0.2
     tv: Weight = 0.3
     colour: Weight = 0.3
     """Weight of the variation of colours."""
@@ -56,12 +51,12 @@ class Peeling(Attack):
         return learned_map(task, seen.params, earliest(seen.update, seen.params, task), public)
 
     def cost(self, examples: int, rule: LocalRule) -> float:
-        """Half a gradient per iteration, and some thousands for the equations of a pass."""
-        return self.passes * (0.5 * self.iterations * self.seeds + 5000.0)
+        """Half a gradient per iteration, and some thousands for the equations."""
+        return 0.5 * self.iterations * self.seeds + 5000.0
 
     def shortened(self, iterations: int) -> "Peeling":
-        """One pass with so many iterations."""
-        return replace(self, passes=1, iterations=iterations)
+        """With so many iterations."""
+        return replace(self, iterations=iterations)
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Peel each target by itself."""
@@ -75,28 +70,11 @@ class Peeling(Attack):
         return Guess.stacked(answers)
 
     def _peel(self, seen: Observation, y: Tensor, task: Task, stream: torch.Generator) -> Tensor:
-        observed = as_gradient(seen)
-        gradient, x, error = observed, None, STEPS_APART if seen.rule.steps > 1 else 0.0
-        for _ in range(self.passes if seen.rule.steps > 1 else 1):
-            known = input_before(gradient, seen.params, task, x, error)
-            noise = task.space.noise(self.seeds, stream).to(known.value)
-            search = ImageSearch(iterations=self.iterations, lr=self.lr, tv=self.tv, colour=self.colour)
-            x = rebuilt(known.value.flatten(1), known.layer, task, seen.params, self.learned, search, noise)
-            # A gradient differs from the mean of several steps about as it does for the image found.
-            ours = as_gradient(replace(seen, update=local_update(task.model, seen.params, x, y, seen.rule)))
-            first = local_update(task.model, seen.params, x, y, LocalRule(batch_size=1))
-            better = {name: value + first[name] - ours[name] for name, value in observed.items()}
-            error = min(error, _distance(better, gradient))
-            gradient = better
-        assert x is not None
-        return x
+        known = input_before(seen, y, task)
+        noise = task.space.noise(self.seeds, stream).to(known.value)
+        search = ImageSearch(iterations=self.iterations, lr=self.lr, tv=self.tv, colour=self.colour)
+        return rebuilt(known.value.flatten(1), known.layer, task, seen.params, self.learned, search, noise)
 
 
 def _like(seen: Observation) -> Tensor:
     return next(iter(seen.params.values()))
-
-
-def _distance(a: Tensors, b: Tensors) -> float:
-    """Relative, over all tensors."""
-    apart = torch.stack([(value - b[name]).square().sum() for name, value in a.items()]).sum()
-    return float((apart / torch.stack([value.square().sum() for value in b.values()]).sum()).sqrt())

@@ -19,6 +19,10 @@ LOOSE, TIGHT = 0.5, 0.05
 """Errors of the outputs allowed at first and at last, in units of the pooled ones' root mean square."""
 DOUBTS_EVERY = 3
 """Steps between two looks at how well the input is known, which takes as long as finding it."""
+NOTHING = 1e-5
+"""Pooled outputs below this share of the largest are zero."""
+SAME = 1.0
+"""By how much it is more likely, in its logarithm, that a window's position is the one of another step."""
 COUNTS = 1e-2
 """Probability below which a position adds no equation."""
 
@@ -31,13 +35,18 @@ class Law(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What an update gives away: pooled outputs and the gradient by them (filters, windows), the gradient of the weight."""
+    """What an update gives away: of each local step the pooled outputs, and the gradient by them; the sum of the weight's.
+
+    Of the first step the input is searched; that of the others differs a little.
+    """
 
     pooled: Tensor
+    """(steps, outputs)."""
     slope: Tensor
+    """(steps, outputs), each times the step's share in the sum."""
     gradient: Tensor
     error: float = 0.0
-    """Relative error of all of it, where it is not one gradient."""
+    """Relative error of the gradient, where its steps had not the same input."""
 
 
 class PooledConvolution:
@@ -72,20 +81,22 @@ class _Inference:
     def __init__(self, block: PooledConvolution, seen: Evidence, law: Law) -> None:
         self.block, self.law = block, law
         self.narrow, self.tight = max(NARROW, seen.error), max(TIGHT, seen.error)
-        filters, number = len(block.weight), law.basis.shape[1]
-        self.pooled, slope = seen.pooled.view(filters, -1), seen.slope.view(filters, -1)
-        self.active = self.pooled > 1e-6 * self.pooled.max()
-        self.slope = slope * self.active
+        (steps, _), filters, number = seen.pooled.shape, len(block.weight), law.basis.shape[1]
+        self.pooled = seen.pooled.view(steps, filters, -1)
+        self.active = self.pooled > NOTHING * self.pooled.max()
+        self.slope = seen.slope.view(steps, filters, -1) * self.active
         self.scale = self.pooled[self.active].square().mean().sqrt()
+        # Outputs of later steps are compared with those of the first, from which they are about so far away.
+        self.apart = (self.pooled - self.pooled[0]).square().mean((1, 2)).sqrt().view(-1, 1, 1, 1)
         self.gradient = seen.gradient.flatten(2)  # (filters, channels, offsets)
         self.unit = self.gradient.square().mean().sqrt()
         out = block._convolved(law.basis.T.reshape(number, *block.shape)).flatten(2).permute(1, 2, 0)
         self.rows = out[:, block.windows].contiguous()  # (filters, windows, positions in one, unknowns)
         base = block._convolved(law.mean.view(1, *block.shape))[0].flatten(1) + block.bias[:, None]
         self.base = base[:, block.windows]
-        self.wanted = self.pooled[..., None].expand_as(self.base)
+        self.wanted = self.pooled[..., None].expand(*self.pooled.shape, block.windows.shape[1])
         self.under = block.under[:, block.windows]  # (offsets, windows, positions in one)
-        self.share = torch.full_like(self.base, 1 / block.windows.shape[1])
+        self.share = torch.full_like(self.wanted, 1 / block.windows.shape[1]).contiguous()  # (steps, *those of base)
 
     def solved(self, start: Tensor | None) -> Tensor:
         number = self.rows.shape[-1]
@@ -117,47 +128,53 @@ class _Inference:
         return cells[:, self.under].permute(2, 3, 0, 1).flatten(2)
 
     def _look(self, z: Tensor, doubt: tuple[Tensor, Tensor], error: Tensor, slack: Tensor) -> None:
-        """How likely each position is the largest of its window, given the input; one window after the other."""
+        """How likely each position is the largest of its window in each step, given the input; one window after the other."""
         outputs = self.rows @ z + self.base
-        deviation = (doubt[0] + slack.square()).sqrt()
+        deviation = (doubt[0] + slack.square() + self.apart.square()).sqrt()
         gap = (self.wanted - outputs) / deviation
         below: Tensor = torch.special.log_ndtr(gap)
         fits = -0.5 * gap.square() - deviation.log() + below.sum(-1, keepdim=True) - below
+        # A window that is active in two steps has its position in both mostly at the same place.
+        alike = SAME * (self.active[:, None] & self.active).float()  # (steps, steps, filters, windows)
+        alike.diagonal(dim1=0, dim2=1).zero_()
         patches = self._patches(self.law.mean + self.law.basis @ z)
         unsure = self._patches(doubt[1]).mean(2)
-        noise = error.square() + (self.slope.square() * (self.share * unsure).sum(2)).sum(1)
-        sizes, slope = patches.square().sum(2), self.slope
-        rest = self.gradient.flatten(1) - torch.einsum("fw,fwj,wjd->fd", slope, self.share, patches)
+        noise = error.square() + (self.slope.square() * (self.share * unsure).sum(3)).sum((0, 2))
+        sizes = patches.square().sum(2)
+        rest = self.gradient.flatten(1) - torch.einsum("sfw,sfwj,wjd->fd", self.slope, self.share, patches)
         for window in range(len(patches)):
-            own, patch = slope[:, window, None], patches[window]
-            rest = rest + own * (self.share[:, window] @ patch)
-            explained = (own * (rest @ patch.T) - 0.5 * own.square() * sizes[window]) / noise[:, None]
-            self.share[:, window] = (fits[:, window] + explained).softmax(1)
-            rest = rest - own * (self.share[:, window] @ patch)
+            patch = patches[window]
+            for step in range(len(self.share)):
+                own, share = self.slope[step, :, window, None], self.share[:, :, window]
+                rest = rest + own * (share[step] @ patch)
+                explained = (own * (rest @ patch.T) - 0.5 * own.square() * sizes[window]) / noise[:, None]
+                others = (share * alike[step, :, :, window, None]).sum(0)
+                self.share[step, :, window] = (fits[step, :, window] + explained + others).softmax(1)
+                rest = rest - own * (self.share[step, :, window] @ patch)
 
     def _routed(self) -> Tensor:
-        """The gradient by each output of the convolution, as expected: (filters, outputs)."""
-        routed = self.share.new_zeros(len(self.share), self.block.under.shape[1])
-        routed[:, self.block.windows.flatten()] = (self.share * self.slope[..., None]).flatten(1)
+        """The gradient by each output of the convolution, as expected, of all steps: (filters, outputs)."""
+        routed = self.share.new_zeros(self.share.shape[1], self.block.under.shape[1])
+        routed[:, self.block.windows.flatten()] = (self.share * self.slope[..., None]).sum(0).flatten(1)
         return routed
 
     def _equations(self, z: Tensor, error: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
         """(Cholesky factor, right side) of the unknowns' normal equations: the law, the outputs and the gradient."""
         matrix, right = torch.eye(len(z), dtype=z.dtype, device=z.device), torch.zeros_like(z)
         # The largest of a window is its pooled output, if that is not 0; any other position that lies above it is pulled down.
-        largest = self.share * self.active[..., None]
-        weight = largest + (1 - largest) * (self.rows @ z + self.base > self.wanted)
+        largest = self.share[0] * self.active[0][..., None]
+        weight = largest + (1 - largest) * (self.rows @ z + self.base > self.wanted[0])
         counts = weight > COUNTS
         rows, kept = self.rows[counts], weight[counts] / slack.square()
         matrix += rows.T @ (rows * kept[:, None])
-        right += rows.T @ (kept * (self.wanted - self.base)[counts])
+        right += rows.T @ (kept * (self.wanted[0] - self.base)[counts])
         # The gradient of each filter, with the doubt that the positions leave as noise.
         patches = self._patches(self.law.mean + self.law.basis @ z)
-        mean = torch.einsum("fwj,wjd->fwd", self.share, patches)
-        varied = (self.share * patches.square().sum(2)).sum(2) - mean.square().sum(2)
-        noise = error.square() + (self.slope.square() * varied).sum(1) / patches.shape[2]
+        mean = torch.einsum("sfwj,wjd->sfwd", self.share, patches)
+        varied = (self.share * patches.square().sum(2)).sum(3) - mean.square().sum(3)
+        noise = error.square() + (self.slope.square() * varied).sum((0, 2)) / patches.shape[2]
         counted = (1 / noise).repeat_interleave(self.gradient.shape[2])
-        equations = torch.zeros(len(self.share), len(self.under), self.block.cells + 1, dtype=z.dtype, device=z.device)
+        equations = torch.zeros(len(noise), len(self.under), self.block.cells + 1, dtype=z.dtype, device=z.device)
         routed = self._routed()
         for offset, under in enumerate(self.block.under):
             equations[:, offset].index_add_(1, under, routed)

@@ -21,7 +21,7 @@ FEW = {
     "idlg": "idlg(iterations=100, restarts=1)",
     "inverting_gradients": "inverting_gradients(iterations=200)",
     "matching": "matching(optimizer=adam(iterations=200))",
-    "peeling": "peeling(iterations=50, passes=1)",
+    "peeling": "peeling(iterations=50)",
     "sme": "sme(iterations=100)",
 }
 """With fewer iterations than papers take."""
