@@ -182,3 +182,12 @@ def test_equations_for_each_unknown():
     for size in (1, 32):
         _, notes = noted_gradient(Step(params, model, *batch(size)))
         assert rank(params, notes) == pytest.approx((7840 / size + 10) / 784)
+
+
+def test_near_duplicates_are_found_among_others():
+    generator = torch.Generator().manual_seed(0)
+    one = torch.randn(300, generator=generator)
+    copies = one * torch.linspace(-2, 2, 40)[:, None] + 1e-3 * torch.randn(40, 300, generator=generator)
+    assert duplicates(copies) > 0.9
+    assert duplicates(torch.randn(40, 300, generator=generator)) == 0
+    assert duplicates(torch.cat([copies, torch.randn(40, 300, generator=generator)])) == pytest.approx(0.5, abs=0.1)

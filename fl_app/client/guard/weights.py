@@ -4,14 +4,19 @@ Layers are found by the shapes and the order of the weights, so that no model is
 """
 
 import math
+import secrets
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fl_app.core.local import Tensors, finite
 
 ALIKE = 0.999
 """|cos| of two rows that count as duplicates."""
+SKETCHED, LIKELY = 4, 0.9
+"""Directions on which rows are projected to find likely duplicates, and the |cos| of two projections from which on they are."""
 BALANCED = 0.1
 """Rows of n weights whose counts of positive and negative ones differ by no more than this times sqrt(n) count as balanced."""
 ROWS, WEIGHTS = 16, 32
@@ -65,26 +70,37 @@ def duplicates(rows: Tensor) -> float:
     """Share of the rows (n, weights) whose neighbour points the same way or the opposite one, as in imprint layers.
 
     Neighbours are those next to each other by their projection on one direction: duplicates have the same, so that n - 1
-    pairs are compared in place of n^2.
+    pairs are compared in place of n^2. Pairs whose projections on a few directions point apart are not looked at any further,
+    which spares an honest layer all but one product.
     """
     norms = torch.linalg.vector_norm(rows, dim=1)
-    direction = torch.arange(rows.shape[1], dtype=rows.dtype, device=rows.device).cos_()
-    order = ((rows @ direction) / norms).abs().argsort()
-    norms, ordered = norms[order], rows[order]
-    products = torch.linalg.vecdot(ordered[1:], ordered[:-1]).abs()
-    return float(((products > ALIKE * norms[1:] * norms[:-1]) & (products > 0)).float().mean())  # a row of zeros is like none
+    sketch = (_directions(rows.shape[1]).to(rows) @ rows.T).T
+    order = (sketch[:, 0] / norms).abs().argsort()
+    likely = F.cosine_similarity(sketch[order[1:]], sketch[order[:-1]]).abs() > LIKELY
+    first, second = order[1:][likely], order[:-1][likely]
+    products = torch.linalg.vecdot(rows[first], rows[second]).abs()
+    alike = (products > ALIKE * norms[first] * norms[second]) & (products > 0)  # a row of zeros is like none
+    return float(alike.sum() / max(1, len(rows) - 1))
+
+
+@lru_cache(maxsize=16)
+def _directions(weights: int) -> Tensor:
+    """The directions of a sketch, (SKETCHED, weights); drawn anew in each process, as a server that knew them could hide."""
+    return torch.randn(SKETCHED, weights, generator=torch.Generator().manual_seed(secrets.randbits(63)))
 
 
 def aligned(rows: Tensor) -> float:
-    """Energy of a matrix in its first direction over that in all others: 1 / (stable rank - 1), by two power iterations."""
-    energy = rows.square().sum()
+    """Energy of a matrix in its first direction over that in all others: 1 / (stable rank - 1).
+
+    By one power iteration from the largest row, which errs to the low side, and hardly where one direction has nearly all.
+    """
+    norms = torch.linalg.vector_norm(rows, dim=1)
+    energy = norms.square().sum()
     if not energy > 0:
         return 0.0
-    across = rows[torch.linalg.vector_norm(rows, dim=1).argmax()]
-    for _ in range(2):
-        across = (rows @ across) @ rows
-        across = across / torch.linalg.vector_norm(across)
-    first = (rows @ across).square().sum()
+    largest = norms.argmax()
+    across = (rows @ (rows[largest] / norms[largest])) @ rows
+    first = (rows @ across).square().sum() / across.square().sum()
     return float(first / (energy - first).clamp(min=0))
 
 
@@ -97,7 +113,8 @@ def balance(rows: Tensor) -> float:
         return 0.0
     signs = rows.sign()
     number = torch.linalg.vector_norm(signs, dim=1).square()  # without zeros
-    balanced = signs.sum(1).abs() <= (BALANCED * number.sqrt()).clamp(min=1)
+    difference = signs @ signs.new_ones(signs.shape[1])
+    balanced = difference.abs() <= (BALANCED * number.sqrt()).clamp(min=1)
     return float((balanced & (number > 0)).float().mean())
 
 
