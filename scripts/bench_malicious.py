@@ -102,6 +102,7 @@ ROWS = {
     "loki, 10 x 64 images, 8 steps, mnist": loki("mnist"),
     "loki through SecAgg+ at gain 0.01, 10 x 64 images, 8 steps, mnist": loki("mnist", clip=8.0),
     "loki through SecAgg+ at gain 0.1, 10 x 64 images, 8 steps, mnist": loki("mnist", clip=8.0, gain=0.1),
+    "loki through SecAgg+ at gain 0.1, 10 x 64 images, 8 steps, cifar10": loki("cifar10", clip=8.0, gain=0.1),
 }
 
 

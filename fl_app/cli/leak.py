@@ -13,7 +13,7 @@ EXACT = 3200
 def print_leak(kind: str, name: str | None, shape: str) -> None:
     """A line per model, or per layer of the one that is named."""
     from fl_app import models
-    from fl_app.analysis.bounds.layers import SMALL, LayerRank, layer_ranks
+    from fl_app.analysis.bounds.layers import SMALL, LayerRank, layer_ranks, weakest
 
     if kind != "models":
         raise SpecError(f"--leak is for models, not for {kind}: thorns list models --leak")
@@ -22,7 +22,7 @@ def print_leak(kind: str, name: str | None, shape: str) -> None:
         raise SpecError(f"--shape must be channels, height and width, such as 3,32,32, not '{shape}'")
 
     def shown(one: LayerRank) -> tuple[str, ...]:
-        rank = f"at most {min(one.equations, one.unknowns):,}" if one.rank is None else f"{one.rank:,}"
+        rank = f"at most {one.known:,}" if one.rank is None else f"{one.rank:,}"
         closed = "no: a part of it cannot follow" if one.closed else "yes" if one.rank is not None else "by counting"
         return f"{one.equations:,}", f"{one.unknowns:,}", rank, closed
 
@@ -41,9 +41,8 @@ def print_leak(kind: str, name: str | None, shape: str) -> None:
             except SpecError as error:
                 table.add_row(model, str(error))
                 continue
-            weakest = min(ranks, key=lambda one: (one.equations if one.rank is None else one.rank) / one.unknowns)
-            closed = sum(one.closed for one in ranks)
-            table.add_row(model, str(len(ranks)), str(closed), weakest.layer, *shown(weakest))
+            closed, least = sum(one.closed for one in ranks), weakest(ranks)
+            table.add_row(model, str(len(ranks)), str(closed), least.layer, *shown(least))
     console.print(table)
     console.print(
         "Equations of one example: a layer's weight gradient and its output, in its input. Where every layer gives its input"

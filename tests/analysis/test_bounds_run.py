@@ -36,6 +36,8 @@ def test_without_a_defense_equations_are_counted(small, capsys):
     assert "No bound from noise: there is no noise." in words
     assert (target.unbiased, target.bayesian, kept.robustness) == (None, None, None)
     assert "Taken at the client's own examples" in words
+    assert kept.layers[0].unknowns == pixels // 2
+    assert "for one example alone in its batch (R-GAP)" in words
 
 
 def test_noise_bounds_every_attacker(small, capsys):

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fl_app.analysis.bounds.layers import layer_ranks
+from fl_app.analysis.bounds.layers import LayerRank, layer_ranks, layer_sentences, weakest
 
 
 def test_a_linear_layer_that_narrows_still_gives_its_input_away():
@@ -26,3 +26,13 @@ def test_what_is_too_large_is_counted():
     (one,) = layer_ranks(nn.Sequential(nn.Conv2d(1, 1, 8, stride=8), nn.Flatten()), (1, 16, 16), 4, most=100)
     assert one.rank is None
     assert one.closed  # 64 + 4 equations for 256 unknowns
+
+
+def test_the_weakest_layer_is_the_one_of_which_least_follows():
+    counted, ranked, wide = LayerRank("a", 68, 256, None), LayerRank("b", 22, 72, 21), LayerRank("c", 500, 100, 100)
+    assert weakest([wide, ranked, counted]) is counted
+    (said,) = layer_sentences([wide, ranked, counted])
+    assert "2 of 3 layers do not give their input away (the weakest: a, 68 equations for 256 unknowns, by counting)" in said
+    (said,) = layer_sentences([wide])
+    assert "all 1 layers can give their input away (the weakest: c, 500 equations for 100 unknowns, rank 100)" in said
+    assert layer_sentences([]) == []

@@ -4,6 +4,7 @@ Given what leaves a layer and the gradient by it, the layer's weight gradient an
 these equations have full rank in every layer, one example follows from its gradient layer by layer.
 """
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import NamedTuple
 
@@ -32,7 +33,31 @@ class LayerRank(NamedTuple):
     @property
     def closed(self) -> bool:
         """Whether some of the input does not follow from the layer's equations, by its rank or by counting."""
-        return (min(self.equations, self.unknowns) if self.rank is None else self.rank) < self.unknowns
+        return self.known < self.unknowns
+
+    @property
+    def known(self) -> int:
+        """Unknowns that follow at most."""
+        return min(self.equations, self.unknowns) if self.rank is None else self.rank
+
+
+def weakest(ranks: Sequence[LayerRank]) -> LayerRank:
+    """The layer of which the least share of the input follows, and among equals the one with the fewest equations."""
+    return min(ranks, key=lambda one: (one.known / one.unknowns, one.equations / one.unknowns))
+
+
+def layer_sentences(ranks: Sequence[LayerRank]) -> list[str]:
+    """What the ranks mean for one example, in at most one sentence."""
+    if not ranks:
+        return []
+    closed, least = sum(one.closed for one in ranks), weakest(ranks)
+    rank = f"rank {least.rank:,}" if least.rank is not None else "by counting"
+    figures = f"{least.layer}, {least.equations:,} equations for {least.unknowns:,} unknowns, {rank}"
+    if closed:
+        told = f"{closed} of {len(ranks)} layers do not give their input away (the weakest: {figures}), so that it stops there"
+    else:
+        told = f"all {len(ranks)} layers can give their input away (the weakest: {figures})"
+    return [f"Layer by layer, for one example alone in its batch (R-GAP): {told}."]
 
 
 def layer_ranks(

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fl_app.analysis.bounds.identifiability import Identifiability
 from fl_app.analysis.bounds.information import Bayesian, Unbiased, psnr
+from fl_app.analysis.bounds.layers import LayerRank, layer_sentences
 from fl_app.analysis.bounds.robustness import Robustness
 from fl_app.store.files import RunError, write_atomic
 
@@ -46,6 +47,8 @@ class Bounds(BaseModel):
     public: int
     """Examples of the test split by which the prior and the blind success rates were learned."""
     targets: list[TargetBounds]
+    layers: list[LayerRank] = []
+    """What each layer tells of its input, for one example at initial weights: R-GAP's analysis."""
     smooth: bool
     """Whether the gradient moves without jumps, as the bounds from noise need."""
     no_noise: str = ""
@@ -87,6 +90,7 @@ class Bounds(BaseModel):
                 if one.alone
             )
         )
+        told += layer_sentences(self.layers)
         if not self.smooth and not self.no_noise:
             told.append(
                 "The model is not smooth (ReLU, max pooling): its gradient jumps, and what the jumps tell is not counted. The "

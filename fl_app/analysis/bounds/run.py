@@ -12,6 +12,7 @@ from torch import Tensor
 from client_defenses.tools.accounting import participations
 from fl_app.analysis.bounds.identifiability import STEPS, directions_for, identifiability, is_exact
 from fl_app.analysis.bounds.information import bayesian, unbiased
+from fl_app.analysis.bounds.layers import layer_ranks
 from fl_app.analysis.bounds.prior import Prior, of_class
 from fl_app.analysis.bounds.results import At, Bounds, TargetBounds
 from fl_app.analysis.bounds.robustness import Robustness, blind_rate, robustness
@@ -118,6 +119,7 @@ class Bounding:
             defense=self.experiment.defense,
             public=len(self.public_y),
             targets=targets,
+            layers=layer_ranks(self.assets.model, tuple(self.public_x.shape[1:]), self.assets.num_classes),
             smooth=is_smooth(self.model),
             no_noise=self.no_noise,
             robustness=found,
