@@ -103,6 +103,8 @@ class Attack(Checked, ABC):
     at_weights: ClassVar[bool] = True
     """Whether what it learns depends on the weights of a round, on the clients' rule and on draws."""
 
+    proof: ClassVar[float | None] = None
+    """The loss up to which an answer is exact by the attack's own evidence, without the truth; None: it proves nothing."""
     different_weights: ClassVar[bool] = False
     """Whether it takes an aggregate of clients that were sent different weights."""
 

@@ -7,7 +7,7 @@ positions (patches, dim) of one image, the gradient of E is D'X with the patches
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ class Patches(Attack):
     the examples' patches, weighted by their gradients; it stands for all of them and the residual says that it does.
     """
 
+    proof: ClassVar[float | None] = 1e-4
     labels: label_inference.LabelRule = "count"
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:

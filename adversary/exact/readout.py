@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -38,6 +38,7 @@ class ReadOut(Attack):
     The loss is the share of examples that are not certified.
     """
 
+    proof: ClassVar[float | None] = 0.0
     agreement: Annotated[float, Field(gt=0, lt=1)] = 1e-3
     """Relative distance below which two neurons show the same example."""
     labels: label_inference.LabelRule = "count"

@@ -31,6 +31,7 @@ class Spear(Attack):
     """
 
     needs_public: ClassVar[bool] = False
+    proof: ClassVar[float | None] = 0.0
     draws: Count = 40_000_000
     """Sets of rows that are looked at before the best so far is the answer; a tenth is enough for 20 examples."""
     tolerance: Weight = 0.0

@@ -195,6 +195,10 @@ def _show(console: Console, contenders: list[Contender]) -> None:
         ledger = done[0].ledger if done else "-"
         success = f"PSNR >= {SUCCESS:g} dB: {_success(one.attacker):.0%}; " if one.attacker.mean("psnr") is not None else ""
         say(console, f"{one.session.who}: {words}; {success}granted: {ledger}")
+        proof = adversary.build(one.session.attack).proof
+        if proof is not None:
+            proved = sum(target.loss is not None and target.loss <= proof for target in done)
+            say(console, f"  exact by the attack's own evidence, without the truth: {proved} of {len(done)} targets")
         if done and not any(target.values for target in done):
             say(console, "  it answers with scores of candidates: no reconstruction is scored")
         console.print(f"  results: [bold]{escape(os.path.relpath(one.session.folder))}[/bold]", soft_wrap=True)
