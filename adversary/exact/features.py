@@ -44,6 +44,8 @@ def input_before(seen: Observation, y: Tensor, task: Task) -> Features:
         found = steps_of(seen, y, linear, task)
         steps, error = (found, STEPS_ALIKE) if found else (steps, STEPS_APART)
     pooled = torch.stack([one.entered for one in steps]).clamp_min(0)
+    if not bool(pooled[0].any()):
+        raise AttackError(f"what entered {linear} is nowhere above zero by this update, so no features can be peeled off")
     slope = torch.stack([one.share * one.slope for one in steps])
     value = block.taken_apart(Evidence(pooled, slope, gradient[f"{name}.weight"], error), _any_features(block.shape, pooled[0]))
     return Features(name, value.clamp_min(0).view(1, *block.shape))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import jacfwd
 
 from adversary.labels import as_gradient
-from fl_app.core.local import LocalRule, Step, Tensors, local_update
+from fl_app.core.local import LocalRule, Step, Tensors, finite, local_update
 from fl_app.core.observation import Observation, Task
 
 ITERATIONS = 50
@@ -57,6 +57,8 @@ def steps_of(seen: Observation, y: Tensor, layer: str, task: Task) -> list[Taken
     rows = torch.linalg.svd(weight, full_matrices=False).Vh[: rule.steps]
     mean = rows @ (bias @ weight) / bias.square().sum().clamp_min(1e-60)
     behind = _behind(head, params, (mean @ rows)[None], y)
+    if f"model.{layer}.weight" not in behind:
+        return None
     size = torch.cat([update[name].flatten() for name in behind]).norm()
 
     def left(mixed: Tensor) -> Tensor:
@@ -149,8 +151,11 @@ def _least(left: Callable[[Tensor], Tensor], start: Tensor) -> tuple[Tensor, flo
     slope = jacfwd(left)
     for _ in range(ITERATIONS):
         matrix = slope(at)
+        if not finite(matrix):
+            break
         square = matrix.T @ matrix
-        moved = at - torch.linalg.solve(square + damping * square.diagonal().diag(), matrix.T @ now)
+        scales = square.diagonal().clamp_min(1e-12 * square.diagonal().amax())  # a direction may change nothing at all
+        moved = at - torch.linalg.pinv(square + damping * scales.diag(), hermitian=True) @ (matrix.T @ now)
         then = left(moved)
         if then.norm() < now.norm():
             gained = 1 - then.norm() / now.norm()

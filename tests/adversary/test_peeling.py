@@ -74,6 +74,16 @@ def test_steps_that_nothing_explains_are_not_told_apart():
     assert steps_of(replace(seen[0], rule=replace(rule, momentum=0.0, optimizer="adam")), y[:1], "6", task) is None
 
 
+def test_updates_that_say_nothing_are_refused_and_noisy_ones_are_not():
+    for rule in (LocalRule(batch_size=1), LocalRule(kind="delta", batch_size=1, steps=2, lr=0.1, examples=1)):
+        _, y, seen, task = small(2, rule, hidden=[20])
+        nothing = {name: torch.zeros_like(value) for name, value in seen[0].update.items()}
+        with pytest.raises(AttackError, match="nowhere above zero"):
+            input_before(replace(seen[0], update=nothing), y[:1], task)
+        noisy = {name: value + torch.randn_like(value) for name, value in seen[0].update.items()}
+        assert input_before(replace(seen[0], update=noisy), y[:1], task).value.isfinite().all()
+
+
 def test_features_and_images_of_several_steps_with_momentum():
     x, y, seen, task = small(2, LocalRule(kind="delta", batch_size=1, steps=2, lr=0.1, examples=1, momentum=0.9))
     for i in range(2):
