@@ -40,7 +40,7 @@ CLASS_MEAN = "class mean"
 EXACT: dict[str, Callable[[LabelRule], Attack]] = {
     "readout": lambda labels: ReadOut(labels=labels),
     "patches": lambda labels: Patches(labels=labels),
-    "spear": lambda labels: Spear(draws=1_000_000, public=True),  # enough for 16 examples; a defended update uses them up
+    "spear": lambda labels: Spear(draws=1000, public=True),  # enough for 20 examples; a defended update uses them up
     "peeling": lambda labels: Peeling(labels=labels, public=True),
 }
 """Who solves for the examples instead of searching, and refuses networks and batches that it is not for."""

@@ -1,11 +1,13 @@
 """SPEAR's decomposition (Dimitrov et al. 2024): the inputs of a whole batch from the gradient of one linear layer and its ReLU.
 
 The weight's gradient is D'X with a row of D per neuron and a column per example: rank B, so D = LQ for any basis L of its
-columns. About half of each column of D is zero, where that example's ReLU is off. A vector that vanishes on B - 1 such rows
-is a column of Q; rows are drawn until all B are found. That the inputs which follow switch exactly the ReLUs that D says
-(gamma = 1) proves the decomposition.
+columns. About half of each column of D is zero, where that example's ReLU is off, so that the columns of Q are the directions
+in which most rows of L vanish. The paper draws B - 1 rows until all of them belong to one example, which takes 2 ** B draws;
+here random directions are turned until they vanish on many rows (least squares, reweighted), which finds one of them mostly
+at once. That the inputs which follow switch exactly the ReLUs that D says (gamma = 1) proves the decomposition.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -19,16 +21,15 @@ FINE = 0.01
 """Of that, once a direction was fitted to many rows and no noise is expected."""
 ALONE = 0.999
 """Leverage of a row from which on a direction hangs on it alone."""
-PREFIXES = 4096
-"""How many sets of rows are solved at once."""
-PATIENCE = 14
-"""Twice as many draws for each example are enough, if any are: about 2 ** examples times a few find all of them."""
-PAIRS = 8
-"""How many completions of each set are looked at: with all but two rows chosen, three dimensions are left."""
-HITS = 256
-"""Directions of one draw that are looked at closely."""
-SCREEN = 40
-"""Rows on which a direction is looked at first."""
+STARTS = 128
+"""Directions that are searched for at once."""
+ITERATIONS = 60
+WIDE, NARROW = 1.0, 1e-3
+"""What counts as small in the first and in the last iteration, in units of the root mean square over rows (ours)."""
+FOUND = 1e-4
+"""Relative size below which the search leaves the rows on which a direction vanishes."""
+AGREE = 8
+"""Rows that agree on what a mixture of two directions is made of."""
 SAME = 1e-3
 """Sine of the angle below which two columns are the same one, or one of them a mixture of others."""
 SWAPS = 24
@@ -59,7 +60,7 @@ def rank_of(gradient: Tensor, tolerance: float) -> int:
 
 
 def decompose(layer: Layer, examples: int, rng: torch.Generator, *, draws: int, tolerance: float = 0.0) -> Decomposition:
-    """Inputs and slopes of at most so many examples, in no particular order, after at most so many draws of rows.
+    """Inputs and slopes of at most so many examples, in no particular order, from at most so many random directions.
 
     `tolerance`: relative size below which a number counts as zero; 0: by the precision of the gradient.
     """
@@ -70,7 +71,7 @@ def decompose(layer: Layer, examples: int, rng: torch.Generator, *, draws: int, 
     size = min(examples, rank_of(layer.weight_gradient, max(10 * precision, tolerance / 10)))
     search = _Search(layer, size, tolerance, fine, rng)
     best = search.answer()
-    most = min(draws, 2 ** (size + PATIENCE)) if size > 1 else 0
+    most = draws if size > 1 else 0
     while best.gamma < 1 and search.drawn < most:  # 0.99 is no proof: it was seen with two images of four wrong
         if search.draw():
             found = search.answer()
@@ -92,51 +93,26 @@ class _Search:
         norms = self.rows.norm(dim=1)
         self.alive = norms > tolerance * norms.max()
         self.unit = self.rows[self.alive] / norms[self.alive, None]
+        # In these the columns of D are about as long as each other.
+        self.white = torch.nn.functional.normalize(self.columns[self.alive], dim=1)
         self.metric = values[:size]
-        self.prefixes = min(PREFIXES, 2 ** (size + 4))
+        # Step by step, as a row that is small by chance would stand for a zero, and spoil the direction.
+        finer = round(math.log10(max(tolerance, FOUND) / fine))
+        self.ladder = [fine * 10.0**step for step in reversed(range(finer))] + [fine]
         self.found = torch.zeros(0, size, dtype=torch.float64)
         self.score = torch.zeros(0, dtype=torch.float64)
         if size == 1:
             self._keep(torch.ones(1, 1, dtype=torch.float64))
 
     def draw(self) -> bool:
-        """Draw rows once; whether a new direction came of it."""
-        order = torch.randperm(len(self.unit), generator=self.rng)
-        looked = min(SCREEN, len(order) // 3)
-        screen, pool, weight = self.unit[order[:looked]], self.unit[order[looked:]], self._likely()[order[looked:]]
-        basis = self._null_spaces(pool, weight)
-        left, shown = pool @ basis, screen @ basis  # (prefixes, rows, 3)
-        pairs = torch.multinomial(weight, 2 * self.prefixes * PAIRS, replacement=True, generator=self.rng)
-        first, second = (left.gather(1, one[..., None].expand(-1, -1, 3)) for one in pairs.view(2, self.prefixes, PAIRS))
-        if self.size == 2:
-            second = second.new_tensor([0.0, 0.0, 1.0]).expand_as(second)
-        normal = torch.linalg.cross(first, second)
-        off = (normal @ shown.transpose(1, 2)).abs()
-        hits = (off <= self.tolerance * off.amax(-1, keepdim=True)).sum(-1) >= max(3, looked // 10)
-        chosen = hits.nonzero()[:HITS].T
-        self.drawn += self.prefixes * PAIRS
-        candidates = (basis[chosen[0]] @ normal[chosen[0], chosen[1], :, None])[..., 0]
-        candidates = candidates[candidates.isfinite().all(1) & (candidates.norm(dim=1) > 0)]
-        return self._keep(torch.nn.functional.normalize(candidates, dim=1))
-
-    def _likely(self) -> Tensor:
-        """How likely a row is off for an example that is still missing: as often as for those found, or as any. (rows,)."""
-        known = self.found[self.score >= 1] @ self.columns[self.alive].T
-        off = (known.abs() <= self.tolerance * known.abs().amax(1, keepdim=True)).double()
-        power = torch.randint(3, (), generator=self.rng)
-        weight: Tensor = ((1 + off.sum(0)) / (2 + len(off))) ** power
-        return weight
-
-    def _null_spaces(self, pool: Tensor, weight: Tensor) -> Tensor:
-        """Bases (prefixes, size, 3) of what vanishes on size - 3 random rows, the likely ones first."""
-        fixed = max(0, self.size - 3)
-        rest = torch.eye(3, dtype=pool.dtype)[: self.size].expand(self.prefixes, -1, 3)
-        if not fixed:
-            return rest
-        waits = -torch.rand(self.prefixes, len(pool), generator=self.rng).log() / weight.float()
-        rows = pool[waits.topk(fixed, dim=1, largest=False).indices]
-        solved = torch.linalg.solve_ex(rows[:, :, :fixed], -rows[:, :, fixed:])[0]
-        return torch.cat([solved, rest], 1)
+        """Search from random directions, a half of them apart from those found, a quarter held there; whether one is new."""
+        starts = torch.randn(STARTS, self.size, dtype=torch.float64, generator=self.rng)
+        known = self.found[self.score >= 1]
+        apart = STARTS // 2 if 0 < len(known) < self.size else 0
+        starts[:apart] -= starts[:apart] @ torch.linalg.pinv(known) @ known
+        self.drawn += STARTS
+        found = torch.cat([_sparse(self.white, starts, apart // 2), _untangled(self.white, self.found[self.score < 1], known)])
+        return self._keep(torch.nn.functional.normalize(found / self.metric, dim=1))
 
     def _keep(self, starts: Tensor) -> bool:
         """Refine directions (n, size) on all rows where they vanish, keep what is new; whether something was."""
@@ -156,12 +132,12 @@ class _Search:
         if self.size == 1:
             return near, near.new_ones(len(near))
         squares = (self.unit[:, :, None] * self.unit[:, None, :]).flatten(1)
-        vanish = self._vanishing(near, self.tolerance)
-        for _ in range(2):
+        vanish = self._vanishing(near, max(self.tolerance, FOUND))
+        for tolerance in self.ladder:
             spread = (vanish.double() @ squares).view(-1, self.size, self.size)
             values, vectors = torch.linalg.eigh(spread)
             near = vectors[..., 0]
-            vanish = self._vanishing(near, self.fine)
+            vanish = self._vanishing(near, tolerance)
         # A mixture of two columns vanishes where both do, and on one row more that decides which mixture it is.
         leverage = ((self.unit @ vectors[..., 1:]).square() / values[:, None, 1:].clamp_min(1e-30)).sum(-1)
         hangs = (torch.where(vanish, leverage, 0.0) > ALONE).any(1)
@@ -206,3 +182,42 @@ class _Search:
         # Between the two tolerances nobody can tell a small slope from none.
         explained = torch.where(on, size > FINE * self.tolerance, size <= self.tolerance)
         return torch.where(on, slopes, 0.0), explained.double().mean().item()
+
+
+def _sparse(rows: Tensor, starts: Tensor, held: int) -> Tensor:
+    """Directions (n, size) turned from starts until they vanish on many of the rows (m, size), each by itself.
+
+    Rows on which a direction is small count for more when it is turned to where all are least, and more so each time. The first
+    `held` keep their part in the start, so that they cannot come to what is orthogonal to it.
+    """
+    squares = (rows[:, :, None] * rows[:, None, :]).flatten(1)
+    size, directions = rows.shape[1], torch.nn.functional.normalize(starts, dim=1)
+    for step in range(ITERATIONS):
+        off = (directions @ rows.T).square()
+        small = WIDE * (NARROW / WIDE) ** (step / (ITERATIONS - 1))
+        weight = 1 / (off + small**2 * off.mean(1, keepdim=True).clamp_min(1e-300))
+        spread = ((weight / weight.mean(1, keepdim=True)) @ squares).view(-1, size, size)
+        directions = torch.linalg.eigh(spread[held:]).eigenvectors[..., 0]
+        if held:
+            least = torch.linalg.solve_ex(spread[:held], starts[:held])[0]  # of all with the same part in the start
+            directions = torch.cat([torch.nn.functional.normalize(least, dim=1), directions])
+    return directions
+
+
+def _untangled(rows: Tensor, mixed: Tensor, known: Tensor) -> Tensor:
+    """Directions that vanish on more rows than the mixed ones (n, size), each with some of a known one (k, size) taken off.
+
+    Of two examples that are much alike a mixture is found in place of one. Taking off the other makes the rows vanish at which
+    the one is zero, and at all of them it takes the same share: that on which the most rows agree.
+    """
+    mixed, agree = mixed[:STARTS], min(AGREE, len(rows))
+    shares = (mixed @ rows.T)[:, None] / (known @ rows.T)  # (n, k, m)
+    if not shares.numel():
+        return mixed[:0]
+    ordered = shares.nan_to_num(nan=math.inf).sort(-1).values
+    apart = (ordered[..., agree - 1 :] - ordered[..., : len(rows) - agree + 1]).nan_to_num(nan=math.inf)
+    spread, least = (apart / ordered[..., agree - 1 :].abs().clamp_min(1e-3)).min(-1)
+    other = spread.argmin(1)
+    place = least.gather(1, other[:, None])[..., None]
+    share = ordered.gather(1, other[:, None, None].expand(-1, 1, len(rows))).gather(2, place + agree // 2)[:, 0]
+    return mixed - share.nan_to_num(posinf=0.0, neginf=0.0) * known[other]

@@ -17,8 +17,8 @@ from adversary.search.optimizers import Count
 from fl_app.core.local import LocalRule, Tensors, local_update
 from fl_app.core.observation import Observation, Task
 
-MOST = 24
-"""Examples from which on the draws needed, about twice as many for each, take hours."""
+MOST = 32
+"""Examples beyond which too few directions of a usual layer lead to one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Spear(Attack):
 
     needs_public: ClassVar[bool] = False
     proof: ClassVar[float | None] = 0.0
-    draws: Count = 40_000_000
-    """Sets of rows that are looked at before the best so far is the answer; a tenth is enough for 20 examples."""
+    draws: Count = 5000
+    """Random directions to search from before the best so far is the answer; some hundreds are enough for 20 examples."""
     tolerance: Weight = 0.0
     """Relative size below which a slope counts as zero; 0: by the precision of the update. 0.001 for noisy updates."""
     iterations: Count = 300
@@ -56,7 +56,7 @@ class Spear(Attack):
         return learned_map(task, seen.params, layer, public)
 
     def cost(self, examples: int, rule: LocalRule) -> float:
-        """That of the search for images; draws cost little up to a dozen examples."""
+        """That of the search for images; directions cost little up to 20 examples."""
         return float(self.iterations * examples * (1 if self.public else self.seeds))
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:

@@ -27,7 +27,8 @@ def scene(examples, model_text="mlp", dtype=torch.float32, normalize=([0.13], [0
 
 
 @pytest.mark.parametrize(
-    ("examples", "dtype", "least"), [(1, torch.float32, 100), (2, torch.float32, 90), (8, torch.float64, 150)]
+    ("examples", "dtype", "least"),
+    [(1, torch.float32, 100), (2, torch.float32, 90), (8, torch.float64, 150), (20, torch.float32, 90)],
 )
 def test_a_whole_batch_and_its_classes_are_found_and_proved(examples, dtype, least):
     x, y, seen, task = scene(examples, dtype=dtype)
@@ -42,7 +43,7 @@ def test_a_spoiled_update_is_not_proved():
     _, _, seen, task = scene(4)
     for value in seen.update.values():
         value += 0.05 * value.abs().mean() * torch.randn(value.shape, generator=torch.Generator().manual_seed(1))
-    assert attack("spear(draws=50000)", [seen], task).loss > 0
+    assert attack("spear(draws=500)", [seen], task).loss > 0
 
 
 def test_a_little_noise_is_bridged_by_a_tolerance():
@@ -73,7 +74,7 @@ def test_features_are_exact_where_convolutions_lie_in_front():
         Layer(*(part[f"{layer}.{kind}"] for part in parts for kind in ("weight", "bias"))),
         4,
         torch.Generator().manual_seed(0),
-        draws=10**6,
+        draws=2000,
     )
     (true,) = inputs_of(task.model, seen.params, x, [layer])
     assert found.gamma == 1
@@ -91,7 +92,7 @@ def test_features_are_exact_where_convolutions_lie_in_front():
 def test_the_layers_it_needs_are_looked_for():
     with pytest.raises(AttackError, match="no linear layer with a ReLU behind it"):
         attack("spear", *seen_of(*digits(1, 2), model_text="mlp(activation='sigmoid')"))
-    with pytest.raises(AttackError, match="up to 24 examples, not of 30: use cocktail_party"):
-        attack("spear", *seen_of(*digits(1, 30), model_text="mlp"))
+    with pytest.raises(AttackError, match="up to 32 examples, not of 40: use cocktail_party"):
+        attack("spear", *seen_of(*digits(1, 40), model_text="mlp"))
     with pytest.raises(AttackError, match="no linear layer with a bias"):
         first_linear(nn.Conv2d(1, 1, 1), {})

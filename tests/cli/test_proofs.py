@@ -14,7 +14,7 @@ from fl_app.engines.watcher import Watcher
 def test_exact_answers_are_counted_without_the_truth(small, defense, proved):
     run = engines.run(small.changed(model="mlp", capture="1", batch_size=2, defense=defense), "inline", Watcher())
     told = io.StringIO()
-    attack_run(Console(file=told, width=250), run.path, ["spear(draws=100000)"], grants=[], perceptual=False, informed=False)
+    attack_run(Console(file=told, width=250), run.path, ["spear(draws=500)"], grants=[], perceptual=False, informed=False)
     assert f"exact by the attack's own evidence, without the truth: {proved} of 3 targets" in told.getvalue()
 
 
