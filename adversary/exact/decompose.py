@@ -3,8 +3,9 @@
 The weight's gradient is D'X with a row of D per neuron and a column per example: rank B, so D = LQ for any basis L of its
 columns. About half of each column of D is zero, where that example's ReLU is off, so that the columns of Q are the directions
 in which most rows of L vanish. The paper draws B - 1 rows until all of them belong to one example, which takes 2 ** B draws;
-here random directions are turned until they vanish on many rows (least squares, reweighted), which finds one of them mostly
-at once. That the inputs which follow switch exactly the ReLUs that D says (gamma = 1) proves the decomposition.
+here random directions are turned until they vanish on many rows (least squares, reweighted), which finds most of them at
+once in layers with many neurons, and rows are drawn for those that are left. That the inputs which follow switch exactly the
+ReLUs that D says (gamma = 1) proves the decomposition.
 """
 
 import math
@@ -26,6 +27,10 @@ STARTS = 128
 ITERATIONS = 60
 WIDE, NARROW = 1.0, 1e-3
 """What counts as small in the first and in the last iteration, in units of the root mean square over rows (ours)."""
+SETS, PAIRS = 4096, 8
+"""Sets of all but two rows that are drawn beside, and how many pairs complete each: three dimensions are left before."""
+SCREEN, HITS = 40, 256
+"""Rows on which a direction of these is looked at first, and how many are looked at closely."""
 FOUND = 1e-4
 """Relative size below which the search leaves the rows on which a direction vanishes."""
 AGREE = 8
@@ -107,12 +112,62 @@ class _Search:
     def draw(self) -> bool:
         """Search from random directions, a half of them apart from those found, a quarter held there; whether one is new."""
         starts = torch.randn(STARTS, self.size, dtype=torch.float64, generator=self.rng)
-        known = self.found[self.score >= 1]
+        known = self.found[self._independent(1.0)]
         apart = STARTS // 2 if 0 < len(known) < self.size else 0
-        starts[:apart] -= starts[:apart] @ torch.linalg.pinv(known) @ known
+        free = starts[:apart] - starts[:apart] @ torch.linalg.pinv(known) @ known
+        starts[apart // 2 : apart] = free[apart // 2 :]
         self.drawn += STARTS
-        found = torch.cat([_sparse(self.white, starts, apart // 2), _untangled(self.white, self.found[self.score < 1], known)])
-        return self._keep(torch.nn.functional.normalize(found / self.metric, dim=1))
+        turned = [_sparse(self.white, starts, free[: apart // 2]), _untangled(self.white, self.found[:STARTS], known)]
+        found = torch.nn.functional.normalize(torch.cat(turned) / self.metric, dim=1)
+        return self._keep(torch.cat([found, self._on_rows()]) if self.drawn > STARTS else found)
+
+    def _independent(self, least: float) -> list[int]:
+        """The places of directions found that vanish on the most rows and are no mixture of others, from a score on."""
+        chosen, span = list[int](), self.found.new_zeros(0, self.size)
+        for place in (self.score >= least).nonzero()[:, 0].tolist():  # most zeros first
+            rest = self.found[place] - span.T @ (span @ self.found[place])
+            if rest.norm() > SAME:
+                chosen.append(place)
+                span = torch.cat([span, rest[None] / rest.norm()])
+        return chosen
+
+    def _on_rows(self) -> Tensor:
+        """Directions (n, size) that vanish on size - 1 rows which were drawn, and by chance on more: the paper's search."""
+        order = torch.randperm(len(self.unit), generator=self.rng)
+        looked = min(SCREEN, len(order) // 3)
+        screen, pool, weight = self.unit[order[:looked]], self.unit[order[looked:]], self._likely()[order[looked:]]
+        basis = self._null_spaces(pool, weight)
+        left, shown = pool @ basis, screen @ basis  # (sets, rows, 3)
+        pairs = torch.multinomial(weight, 2 * SETS * PAIRS, replacement=True, generator=self.rng)
+        first, second = (left.gather(1, one[..., None].expand(-1, -1, 3)) for one in pairs.view(2, SETS, PAIRS))
+        if self.size == 2:
+            second = second.new_tensor([0.0, 0.0, 1.0]).expand_as(second)
+        normal = torch.linalg.cross(first, second)
+        off = (normal @ shown.transpose(1, 2)).abs()
+        hits = (off <= self.tolerance * off.amax(-1, keepdim=True)).sum(-1) >= max(3, looked // 10)
+        chosen = hits.nonzero()[:HITS].T
+        candidates = (basis[chosen[0]] @ normal[chosen[0], chosen[1], :, None])[..., 0]
+        candidates = candidates[candidates.isfinite().all(1) & (candidates.norm(dim=1) > 0)]
+        return torch.nn.functional.normalize(candidates, dim=1)
+
+    def _likely(self) -> Tensor:
+        """How likely a row is off for an example that is still missing: as often as for those found, or as any. (rows,)."""
+        known = self.found[self._independent(1.0)] @ self.columns[self.alive].T
+        off = (known.abs() <= self.tolerance * known.abs().amax(1, keepdim=True)).double()
+        power = torch.randint(3, (), generator=self.rng)
+        weight: Tensor = ((1 + off.sum(0)) / (2 + len(off))) ** power
+        return weight
+
+    def _null_spaces(self, pool: Tensor, weight: Tensor) -> Tensor:
+        """Bases (sets, size, 3) of what vanishes on size - 3 random rows, the likely ones first."""
+        fixed = max(0, self.size - 3)
+        rest = torch.eye(3, dtype=pool.dtype)[: self.size].expand(SETS, -1, 3)
+        if not fixed:
+            return rest
+        waits = -torch.rand(SETS, len(pool), generator=self.rng).log() / weight.float()
+        rows = pool[waits.topk(fixed, dim=1, largest=False).indices]
+        solved = torch.linalg.solve_ex(rows[:, :, :fixed], -rows[:, :, fixed:])[0]
+        return torch.cat([solved, rest], 1)
 
     def _keep(self, starts: Tensor) -> bool:
         """Refine directions (n, size) on all rows where they vanish, keep what is new; whether something was."""
@@ -154,14 +209,7 @@ class _Search:
     def answer(self) -> Decomposition:
         """The best decomposition that the directions found so far allow."""
         nothing = Decomposition(self.layer.weight[:0], self.layer.bias[None][:0], 0.0)
-        order = range(len(self.found))  # most zeros first
-        chosen: list[int] = []
-        span = self.found.new_zeros(0, self.size)
-        for place in order:
-            rest = self.found[place] - span.T @ (span @ self.found[place])
-            if rest.norm() > SAME:
-                chosen.append(place)
-                span = torch.cat([span, rest[None] / rest.norm()])
+        order, chosen = range(len(self.found)), self._independent(0.0)
         if len(chosen) < self.size:
             return nothing
         slopes, gamma = self._explained(chosen)
@@ -184,14 +232,14 @@ class _Search:
         return torch.where(on, slopes, 0.0), explained.double().mean().item()
 
 
-def _sparse(rows: Tensor, starts: Tensor, held: int) -> Tensor:
+def _sparse(rows: Tensor, starts: Tensor, parts: Tensor) -> Tensor:
     """Directions (n, size) turned from starts until they vanish on many of the rows (m, size), each by itself.
 
     Rows on which a direction is small count for more when it is turned to where all are least, and more so each time. The first
-    `held` keep their part in the start, so that they cannot come to what is orthogonal to it.
+    keep as much as they have of `parts` (held, size), so that they cannot come to what is orthogonal to these.
     """
     squares = (rows[:, :, None] * rows[:, None, :]).flatten(1)
-    size, directions = rows.shape[1], torch.nn.functional.normalize(starts, dim=1)
+    size, held, directions = rows.shape[1], len(parts), torch.nn.functional.normalize(starts, dim=1)
     for step in range(ITERATIONS):
         off = (directions @ rows.T).square()
         small = WIDE * (NARROW / WIDE) ** (step / (ITERATIONS - 1))
@@ -199,7 +247,7 @@ def _sparse(rows: Tensor, starts: Tensor, held: int) -> Tensor:
         spread = ((weight / weight.mean(1, keepdim=True)) @ squares).view(-1, size, size)
         directions = torch.linalg.eigh(spread[held:]).eigenvectors[..., 0]
         if held:
-            least = torch.linalg.solve_ex(spread[:held], starts[:held])[0]  # of all with the same part in the start
+            least = torch.linalg.solve_ex(spread[:held], parts)[0]
             directions = torch.cat([torch.nn.functional.normalize(least, dim=1), directions])
     return directions
 
@@ -210,14 +258,15 @@ def _untangled(rows: Tensor, mixed: Tensor, known: Tensor) -> Tensor:
     Of two examples that are much alike a mixture is found in place of one. Taking off the other makes the rows vanish at which
     the one is zero, and at all of them it takes the same share: that on which the most rows agree.
     """
-    mixed, agree = mixed[:STARTS], min(AGREE, len(rows))
+    agree = min(AGREE, len(rows))
     shares = (mixed @ rows.T)[:, None] / (known @ rows.T)  # (n, k, m)
     if not shares.numel():
         return mixed[:0]
     ordered = shares.nan_to_num(nan=math.inf).sort(-1).values
     apart = (ordered[..., agree - 1 :] - ordered[..., : len(rows) - agree + 1]).nan_to_num(nan=math.inf)
     spread, least = (apart / ordered[..., agree - 1 :].abs().clamp_min(1e-3)).min(-1)
-    other = spread.argmin(1)
+    itself = torch.nn.functional.cosine_similarity(mixed[:, None], known, dim=-1).abs() > 1 - SAME**2
+    other = spread.masked_fill(itself, math.inf).argmin(1)
     place = least.gather(1, other[:, None])[..., None]
     share = ordered.gather(1, other[:, None, None].expand(-1, 1, len(rows))).gather(2, place + agree // 2)[:, 0]
     return mixed - share.nan_to_num(posinf=0.0, neginf=0.0) * known[other]

@@ -32,7 +32,7 @@ class Spear(Attack):
 
     needs_public: ClassVar[bool] = False
     proof: ClassVar[float | None] = 0.0
-    draws: Count = 5000
+    draws: Count = 20_000
     """Random directions to search from before the best so far is the answer; some hundreds are enough for 20 examples."""
     tolerance: Weight = 0.0
     """Relative size below which a slope counts as zero; 0: by the precision of the update. 0.001 for noisy updates."""
