@@ -73,10 +73,13 @@ def duplicates(rows: Tensor) -> float:
     pairs are compared in place of n^2. Pairs whose projections on a few directions point apart are not looked at any further,
     which spares an honest layer all but one product.
     """
+    sketch = _directions(rows.shape[1]).to(rows) @ rows.T  # (few, n)
     norms = torch.linalg.vector_norm(rows, dim=1)
-    sketch = (_directions(rows.shape[1]).to(rows) @ rows.T).T
-    order = (sketch[:, 0] / norms).abs().argsort()
-    likely = F.cosine_similarity(sketch[order[1:]], sketch[order[:-1]]).abs() > LIKELY
+    order = (sketch[0] / norms).abs().argsort()
+    across = F.normalize(sketch[:, order], dim=0)
+    likely = (across[:, 1:] * across[:, :-1]).sum(0).abs() > LIKELY
+    if not bool(likely.any()):
+        return 0.0
     first, second = order[1:][likely], order[:-1][likely]
     products = torch.linalg.vecdot(rows[first], rows[second]).abs()
     alike = (products > ALIKE * norms[first] * norms[second]) & (products > 0)  # a row of zeros is like none
