@@ -103,7 +103,7 @@ def test_dominance_is_of_the_gradients_of_single_examples():
     _, notes = noted_gradient(Step(params, model, x, y))
     alone = [Step(params, model, x[i : i + 1], y[i : i + 1]).gradient() for i in range(6)]
     for one in [layer for layer in notes.layers if layer.layer.startswith("fc")]:
-        found = one.inputs * one.delta.norm(dim=1)
+        found = one.inputs * one.slopes
         true = torch.stack([grads[f"{one.layer}.weight"].norm() for grads in alone]) / 6
         assert torch.allclose(found, true, rtol=1e-4)
     # The sum of all is the gradient, also by the formulas of per-example clipping.

@@ -42,7 +42,7 @@ def rank(params: Tensors, notes: Notes) -> float:
     """
     names = {name.removesuffix(".weight") for name in (*linear_names(params), *(n for n, v in params.items() if v.ndim == 4))}
     shares = [
-        (params[f"{one.layer}.weight"].numel() / len(one.delta) + one.delta[0].numel()) / one.fan_in
+        (params[f"{one.layer}.weight"].numel() / len(one.slopes) + one.fan_out) / one.fan_in
         for one in notes.layers
         if one.layer in names
     ]

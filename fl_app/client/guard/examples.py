@@ -19,12 +19,12 @@ def example_checks(notes: Notes, earlier: Sequence[float] = ()) -> dict[str, flo
     """All checks of one batch by name; `earlier` has the losses of the client's earlier rounds."""
     found = {"loss": loss_jump(notes, earlier)}
     layers = notes.layers
-    batch = len(layers[-1].delta) if layers else 0
-    if batch > 1 and all(len(one.inputs) == len(one.delta) == batch for one in layers):
+    batch = len(layers[-1].slopes) if layers else 0
+    if batch > 1 and all(len(one.inputs) == len(one.slopes) == batch for one in layers):
         found["d_snr"], excess = dominance(layers)
         if batch >= FEW:
             found["excess"] = excess
-    hidden = [one.delta for one in layers[:-1] if one.delta.ndim == 2]
+    hidden = [one.delta for one in layers[:-1] if one.delta is not None]
     if batch >= SEVERAL and hidden:
         found["solo"] = max(map(solo_share, hidden))
     return found
@@ -44,7 +44,7 @@ def dominance(layers: Sequence[Passed]) -> tuple[float, float]:
     one example alone is wrong: its gradient dominates every layer as it dominates the loss's own gradient by the logits. What
     exceeds that comes from the weights.
     """
-    deltas = torch.stack([torch.linalg.vector_norm(one.delta.flatten(1).float(), dim=1) for one in layers])
+    deltas = torch.stack([one.slopes for one in layers])
     ratios = snr(deltas * torch.stack([one.inputs.float() for one in layers]))
     explained = snr(deltas[-1]).clamp(min=1.0)
     return float(ratios.amax()), float((ratios / explained).nan_to_num(nan=1.0, posinf=math.inf).amax())  # inf / inf: explained

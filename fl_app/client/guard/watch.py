@@ -11,14 +11,19 @@ from fl_app.core.local import Step, Tensors
 
 
 class Passed(NamedTuple):
-    """One layer's part: its name, how much each example puts in, and the gradient by its output (batch, ...)."""
+    """One layer's part: its name, how much each example puts in, and the gradient by its output."""
 
     layer: str
     fan_in: int
     """Numbers that one example puts in."""
     inputs: Tensor
     """Their norm, (batch,)."""
-    delta: Tensor
+    fan_out: int
+    """Numbers that come out for one example."""
+    slopes: Tensor
+    """The norm of the gradient by these, (batch,)."""
+    delta: Tensor | None
+    """That gradient itself where an example is one row, (batch, fan_out): larger ones are not kept, which would cost time."""
 
 
 class Notes(NamedTuple):
@@ -62,13 +67,13 @@ class Watch:
 def noted_gradient(step: Step) -> tuple[Tensors, Notes]:
     """(the gradient as `Step.gradient` takes it, what it was made of)."""
     passed: list[tuple[str, int, Tensor]] = []
-    deltas: dict[int, Tensor] = {}
+    deltas: dict[int, tuple[int, Tensor, Tensor | None]] = {}
 
     def note(name: str, inputs: Tensor, output: Tensor) -> None:
         place, flat = len(passed), inputs.detach().flatten(1)
         passed.append((name, flat.shape[1], torch.linalg.vector_norm(flat, dim=1)))
         if output.requires_grad:
-            output.register_hook(lambda delta: deltas.__setitem__(place, delta))
+            output.register_hook(lambda delta: deltas.__setitem__(place, _summed_up(delta)))
 
     hooks = [
         module.register_forward_hook(lambda _, args, output, name=name: note(name, args[0], output))
@@ -83,5 +88,11 @@ def noted_gradient(step: Step) -> tuple[Tensors, Notes]:
         for hook in hooks:
             hook.remove()
     grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    layers = [Passed(*one, deltas[place]) for place, one in enumerate(passed) if place in deltas]
+    layers = [Passed(*one, *deltas[place]) for place, one in enumerate(passed) if place in deltas]
     return dict(zip(leaves, grads, strict=True)), Notes(float(loss.detach()), logits.shape[-1], layers)
+
+
+def _summed_up(delta: Tensor) -> tuple[int, Tensor, Tensor | None]:
+    """(numbers of one example, their norm by example, all of them if an example is one row) of a gradient (batch, ...)."""
+    flat = delta.detach().flatten(1)
+    return flat.shape[1], torch.linalg.vector_norm(flat.float(), dim=1), flat if delta.ndim == 2 else None
