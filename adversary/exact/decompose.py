@@ -119,7 +119,7 @@ class _Search:
         self.drawn += STARTS
         turned = [_sparse(self.white, starts, free[: apart // 2]), _untangled(self.white, self.found[:STARTS], known)]
         found = torch.nn.functional.normalize(torch.cat(turned) / self.metric, dim=1)
-        return self._keep(torch.cat([found, self._on_rows()]) if self.drawn > STARTS else found)
+        return self._keep(torch.cat([found, self._on_rows(known)]) if self.drawn > STARTS else found)
 
     def _independent(self, least: float) -> list[int]:
         """The places of directions found that vanish on the most rows and are no mixture of others, from a score on."""
@@ -131,11 +131,11 @@ class _Search:
                 span = torch.cat([span, rest[None] / rest.norm()])
         return chosen
 
-    def _on_rows(self) -> Tensor:
+    def _on_rows(self, known: Tensor) -> Tensor:
         """Directions (n, size) that vanish on size - 1 rows which were drawn, and by chance on more: the paper's search."""
         order = torch.randperm(len(self.unit), generator=self.rng)
         looked = min(SCREEN, len(order) // 3)
-        screen, pool, weight = self.unit[order[:looked]], self.unit[order[looked:]], self._likely()[order[looked:]]
+        screen, pool, weight = self.unit[order[:looked]], self.unit[order[looked:]], self._likely(known)[order[looked:]]
         basis = self._null_spaces(pool, weight)
         left, shown = pool @ basis, screen @ basis  # (sets, rows, 3)
         pairs = torch.multinomial(weight, 2 * SETS * PAIRS, replacement=True, generator=self.rng)
@@ -150,10 +150,10 @@ class _Search:
         candidates = candidates[candidates.isfinite().all(1) & (candidates.norm(dim=1) > 0)]
         return torch.nn.functional.normalize(candidates, dim=1)
 
-    def _likely(self) -> Tensor:
+    def _likely(self, known: Tensor) -> Tensor:
         """How likely a row is off for an example that is still missing: as often as for those found, or as any. (rows,)."""
-        known = self.found[self._independent(1.0)] @ self.columns[self.alive].T
-        off = (known.abs() <= self.tolerance * known.abs().amax(1, keepdim=True)).double()
+        slopes = (known @ self.columns[self.alive].T).abs()
+        off = (slopes <= self.tolerance * slopes.amax(1, keepdim=True)).double()
         power = torch.randint(3, (), generator=self.rng)
         weight: Tensor = ((1 + off.sum(0)) / (2 + len(off))) ** power
         return weight

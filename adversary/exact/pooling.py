@@ -72,9 +72,9 @@ class PooledConvolution:
         """What leaves for inputs (n, *shape)."""
         return F.max_pool2d((self._convolved(x) + self.bias[:, None, None]).relu(), self.size)
 
-    def taken_apart(self, seen: Evidence, law: Law, start: Tensor | None = None) -> Tensor:
-        """The most likely input, (inputs,); a start is one that is nearly right, from which half of the steps are enough."""
-        return _Inference(self, seen, law).solved(start)
+    def taken_apart(self, seen: Evidence, law: Law) -> Tensor:
+        """The most likely input, (inputs,)."""
+        return _Inference(self, seen, law).solved()
 
 
 class _Inference:
@@ -85,6 +85,9 @@ class _Inference:
         self.pooled = seen.pooled.view(steps, filters, -1)
         self.active = self.pooled > NOTHING * self.pooled.max()
         self.slope = seen.slope.view(steps, filters, -1) * self.active
+        # A window that is active in two steps has its position in both mostly at the same place.
+        self.alike = SAME * (self.active[:, None] & self.active).float()  # (steps, steps, filters, windows)
+        self.alike.diagonal(dim1=0, dim2=1).zero_()
         self.scale = self.pooled[self.active].square().mean().sqrt()
         # Outputs of later steps are compared with those of the first, from which they are about so far away.
         self.apart = (self.pooled - self.pooled[0]).square().mean((1, 2)).sqrt().view(-1, 1, 1, 1)
@@ -98,14 +101,11 @@ class _Inference:
         self.under = block.under[:, block.windows]  # (offsets, windows, positions in one)
         self.share = torch.full_like(self.wanted, 1 / block.windows.shape[1]).contiguous()  # (steps, *those of base)
 
-    def solved(self, start: Tensor | None) -> Tensor:
+    def solved(self) -> Tensor:
         number = self.rows.shape[-1]
         z, spread = self.rows.new_zeros(number), torch.eye(number, dtype=self.rows.dtype, device=self.rows.device)
-        first = 0
-        if start is not None:
-            z, first = torch.linalg.lstsq(self.law.basis, (start - self.law.mean)[:, None]).solution[:, 0], STEPS // 2
         doubt = self._doubts(spread)
-        for step in range(first, STEPS):
+        for step in range(STEPS):
             part = step / (STEPS - 1)
             error = self.unit * WIDE * (self.narrow / WIDE) ** part
             slack = self.scale * LOOSE * (self.tight / LOOSE) ** part
@@ -134,9 +134,6 @@ class _Inference:
         gap = (self.wanted - outputs) / deviation
         below: Tensor = torch.special.log_ndtr(gap)
         fits = -0.5 * gap.square() - deviation.log() + below.sum(-1, keepdim=True) - below
-        # A window that is active in two steps has its position in both mostly at the same place.
-        alike = SAME * (self.active[:, None] & self.active).float()  # (steps, steps, filters, windows)
-        alike.diagonal(dim1=0, dim2=1).zero_()
         patches = self._patches(self.law.mean + self.law.basis @ z)
         unsure = self._patches(doubt[1]).mean(2)
         noise = error.square() + (self.slope.square() * (self.share * unsure).sum(3)).sum((0, 2))
@@ -148,7 +145,7 @@ class _Inference:
                 own, share = self.slope[step, :, window, None], self.share[:, :, window]
                 rest = rest + own * (share[step] @ patch)
                 explained = (own * (rest @ patch.T) - 0.5 * own.square() * sizes[window]) / noise[:, None]
-                others = (share * alike[step, :, :, window, None]).sum(0)
+                others = (share * self.alike[step, :, :, window, None]).sum(0)
                 self.share[step, :, window] = (fits[step, :, window] + explained + others).softmax(1)
                 rest = rest - own * (self.share[step, :, window] @ patch)
 

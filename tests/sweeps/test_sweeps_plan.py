@@ -5,28 +5,12 @@ import tomllib
 import pytest
 
 from fl_app.experiment.config import ConfigError
-from fl_app.store.files import RunError
-from fl_app.sweeps.check import check
 from fl_app.sweeps.estimate import Estimator, amount
 from fl_app.sweeps.expand import make_plan
 from fl_app.sweeps.file import read_sweep, sweep_of
 from fl_app.sweeps.grid import GridError, choices, values_of
 from helpers.paths import ROOT
 from helpers.small_sweep import FILE, text_of
-
-
-@pytest.fixture
-def plan(pictures, tmp_path):
-    """Makes a plan of the small sweep, with changes given as (old text, new text)."""
-
-    def make(*changes):
-        text = text_of(pictures, seeds=[0, 1], attack="idlg(iterations=2)", rounds=3)
-        for old, new in changes:
-            assert old in text
-            text = text.replace(old, new)
-        return make_plan(sweep_of(tomllib.loads(text), "small.toml"), tmp_path / "out", "small.toml", "thorns sweep small.toml")
-
-    return make
 
 
 @pytest.mark.parametrize(
@@ -114,51 +98,6 @@ def test_without_targets_the_trained_run_is_attacked(plan):
         plan((text, ""))
 
 
-KINDS = """[targets]
-rounds = 1
-capture = "1"
-[targets.one]
-clients = 3
-client-examples = 1
-batch-size = 1
-[targets.eight]
-runs = ["slow"]
-clients = 2
-client-examples = 8
-batch-size = 8
-attacks = ["dlg(iterations=3)", "idlg(labels='count')"]
-grant = "labels"
-informed = false
-"""
-"""Two kinds of targets, the second for one of two tables of runs."""
-RUNS = """[run]
-model = "lenet"
-clients = 2
-rounds = 3
-defense = ["none", "prune(ratio=0.5)"]
-[run.slow]
-optimizer = "sgd(lr=0.01)"
-[run.quick]
-optimizer = "sgd(lr=0.1)"
-defense = ["none", "sign"]
-"""
-
-
-@pytest.fixture
-def tables(plan):
-    text = text_of("", seeds=[0, 1], attack="idlg(iterations=2)", rounds=3)
-    old = text[text.index("model = ") :]
-
-    def make(*changes):
-        new = f"{RUNS.removeprefix('[run]')}{KINDS}"
-        for before, after in changes:
-            assert before in new
-            new = new.replace(before, after)
-        return plan((old, new))
-
-    return make
-
-
 def test_tables_of_runs_and_targets_go_together_as_they_say(tables):
     made = tables()
     seen = [(cell.varied["defense"], cell.varied["optimizer"], cell.varied["targets"]) for cell in made.cells if not cell.seed]
@@ -228,97 +167,6 @@ def test_a_scale_changes_what_it_names_and_nothing_else(pictures, tmp_path):
     path.write_text(path.read_text().replace(SCALES, ""))
     with pytest.raises(ConfigError, match="has no scale 'tiny'; it has none"):
         read_sweep(path, "tiny")
-
-
-WRONG_VALUES = [
-    ("clients = 2", "clinets = 2", r"small\.toml: \[run\] there is no setting 'clinets'; did you mean 'clients'"),
-    ("rounds = 1", "ronds = 1", r"small\.toml: \[targets\] there is no setting 'ronds'; did you mean 'rounds'"),
-    ("seeds = [0, 1]", "sedes = [0]", r"small\.toml: there is no 'sedes'.*did you mean 'seeds'"),
-    ("seeds = [0, 1]", "rounds = 3", r"small\.toml: there is no 'rounds'.*table \[run\]"),
-    ("seeds = [0, 1]", "seeds = [0, 0]", r"small\.toml: seeds = \[0, 0\] names one twice"),
-    ("seeds = [0, 1]", "seeds = []", r"small\.toml: seeds = \[\]"),
-    ("rounds = 3", "rounds = 3\nseed = 1", r"\[run\] seed: .*seeds = \[0, 1, 2\]"),
-    ("rounds = 3", 'rounds = 3\nattack = "idlg"', r"\[run\] attack: .*attacks = "),
-    ("idlg(", "idgl(", r"small\.toml: attacks: .*did you mean 'idlg'"),
-    ("ratio=", "ration=", r"small\.toml: defense = 'prune\(ration=0\.5\)': prune has no setting 'ration'.*'ratio'"),
-    ("0.5,0.9", "0.5,1.9", r"small\.toml: defense = 'prune\(ratio=1\.9\)'"),
-    ("0.5,0.9", "0.5,0.9}}", r"small\.toml: \[run\] defense: a '}'"),
-    (
-        '"lenet"',
-        '["lenet", "lenett"]',
-        r"small\.toml, cell none, model=lenett: model = 'lenett'.*did you mean 'lenet'",
-    ),
-    ("clients = 2", "clients = 0", r"small\.toml, cell none: clients = 0 is not allowed"),
-    ('capture = "1"', 'capture = "2"', r"small\.toml, cell none: .*names round 2"),
-    ('capture = "1"', "", r"small\.toml, cell none: nothing is kept.*\[targets\]"),
-    ("seeds = [0, 1]", 'grant = "lables"', r"small\.toml: grant: there is no grant 'lables'"),
-    ('attacks = ["idlg(iterations=2)"]', "attacks = []", r"small\.toml: \[targets\] is what attacks work on"),
-]
-WRONG_TABLES = [
-    ("[targets.one]", "[targets.split]", r"small\.toml: \[targets\.split\]: give it another name"),
-    ("[run.quick]", '[run."Quick one"]', r"small\.toml: \[run\.Quick one\]: give it another name"),
-    (
-        'runs = ["slow"]',
-        'runs = ["slwo"]',
-        r"\[targets\.eight\] runs: there is no table \[run\.slwo\]; there are slow, quick",
-    ),
-    ('runs = ["slow"]', "runs = true", r"\[targets\.eight\] runs = True is not allowed: it is a list of texts"),
-    (
-        "informed = false",
-        'informed = "no"',
-        r"\[targets\.eight\] informed = 'no' is not allowed: it is true or false",
-    ),
-    ("dlg(iterations=3)", "dgl", r"\[targets\.eight\] attacks: 'dgl'.*did you mean"),
-    (
-        "clients = 2\nclient-ex",
-        "clients = [[2]]\nclient-ex",
-        r"\[targets\.eight\] clients = \[\[2\]\] is not allowed",
-    ),
-    ("[targets.one]", '[targets.one]\nruns = ["slow"]', r"\[run\.quick\] goes with no table of targets"),
-    ("batch-size = 8", 'batch-size = 8\ncapture = "none"', r"nothing is kept.*\[targets\.eight\]"),
-]
-
-
-@pytest.mark.parametrize(
-    ("file", "old", "new", "said"),
-    [*(("plan", *case) for case in WRONG_VALUES), *(("tables", *case) for case in WRONG_TABLES)],
-)
-def test_a_wrong_value_is_named_with_its_file_and_key(request, file, old, new, said):
-    make = request.getfixturevalue(file)
-    with pytest.raises(ConfigError, match=said):
-        make((old, new))
-
-
-def test_too_many_cells_are_refused_before_they_are_made(plan):
-    with pytest.raises(ConfigError, match="more than 10000"):
-        plan(("seeds = [0, 1]", f"seeds = {list(range(5000))}"))
-
-
-def test_a_defense_that_does_not_fit_its_model_is_refused(plan):
-    assert check(plan(), "small.toml", fetch=True) == []
-    made = plan(("prune(ratio={0.5,0.9})", "latent_perturbation(layer='nowhere')"))
-    with pytest.raises(ConfigError, match=r"small\.toml: defense = .*nowhere.* does not work with model = 'lenet'"):
-        check(made, "small.toml", fetch=True)
-
-
-def test_a_gpu_that_is_not_there_is_refused(plan, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"small\.toml: device = 'cuda'.* no GPU"):
-        check(plan(("clients = 2", 'clients = 2\ndevice = "cuda"')), "small.toml", fetch=True)
-
-
-def test_a_false_grant_is_refused(plan):
-    granted = ("seeds = [0, 1]", 'seeds = [0, 1]\ngrant = "repeats"')
-    assert check(plan(granted), "small.toml", fetch=True) == []
-    with pytest.raises(ConfigError, match=r"small\.toml, cell none, seed 0: the grant 'repeats' would be false"):
-        check(plan(granted, ("client-examples = 1", "client-examples = 9")), "small.toml", fetch=True)
-
-
-def test_a_folder_with_something_else_is_left_alone(plan, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.txt").write_text("years of work")
-    with pytest.raises(RunError, match="--out"):
-        plan()
 
 
 def test_estimates_are_in_proportion_and_borrow_from_other_defenses(plan):
