@@ -15,7 +15,7 @@ from fl_app.core.local import Tensors, finite
 
 ALIKE = 0.999
 """|cos| of two rows that count as duplicates."""
-SKETCHED, LIKELY = 4, 0.9
+SKETCHED, LIKELY = 16, 0.95
 """Directions on which rows are projected to find likely duplicates, and the |cos| of two projections from which on they are."""
 BALANCED = 0.1
 """Rows of n weights whose counts of positive and negative ones differ by no more than this times sqrt(n) count as balanced."""
@@ -73,23 +73,26 @@ def duplicates(rows: Tensor) -> float:
     pairs are compared in place of n^2. Pairs whose projections on a few directions point apart are not looked at any further,
     which spares an honest layer all but one product.
     """
-    sketch = _directions(rows.shape[1]).to(rows) @ rows.T  # (few, n)
-    norms = torch.linalg.vector_norm(rows, dim=1)
-    order = (sketch[0] / norms).abs().argsort()
-    across = F.normalize(sketch[:, order], dim=0)
-    likely = (across[:, 1:] * across[:, :-1]).sum(0).abs() > LIKELY
+    across = _of_length_one(rows @ _directions(rows.shape[1]).to(rows))  # (n, few)
+    order = across[:, 0].abs().argsort()
+    across = across[order]
+    likely = torch.linalg.vecdot(across[1:], across[:-1]).abs() > LIKELY
     if not bool(likely.any()):
         return 0.0
     first, second = order[1:][likely], order[:-1][likely]
-    products = torch.linalg.vecdot(rows[first], rows[second]).abs()
-    alike = (products > ALIKE * norms[first] * norms[second]) & (products > 0)  # a row of zeros is like none
+    alike = torch.linalg.vecdot(_of_length_one(rows[first]), _of_length_one(rows[second])).abs() > ALIKE
     return float(alike.sum() / max(1, len(rows) - 1))
+
+
+def _of_length_one(rows: Tensor) -> Tensor:
+    """Rows (n, weights) by their norms, however small these are; a row of zeros stays one, and is like none."""
+    return F.normalize(rows, eps=torch.finfo(rows.dtype).tiny)
 
 
 @lru_cache(maxsize=16)
 def _directions(weights: int) -> Tensor:
-    """The directions of a sketch, (SKETCHED, weights); drawn anew in each process, as a server that knew them could hide."""
-    return torch.randn(SKETCHED, weights, generator=torch.Generator().manual_seed(secrets.randbits(63)))
+    """The directions of a sketch, (weights, SKETCHED); drawn anew in each process, as a server that knew them could hide."""
+    return torch.randn(weights, SKETCHED, generator=torch.Generator().manual_seed(secrets.randbits(63)))
 
 
 def aligned(rows: Tensor) -> float:
@@ -98,13 +101,14 @@ def aligned(rows: Tensor) -> float:
     By one power iteration from the largest row, which errs to the low side, and hardly where one direction has nearly all.
     """
     norms = torch.linalg.vector_norm(rows, dim=1)
-    energy = norms.square().sum()
-    if not energy > 0:
+    largest = int(norms.argmax())
+    if not norms[largest] > 0:
         return 0.0
-    largest = norms.argmax()
     across = (rows @ (rows[largest] / norms[largest])) @ rows
-    first = (rows @ across).square().sum() / across.square().sum()
-    return float(first / (energy - first).clamp(min=0))
+    images = rows @ across
+    first = float(images.dot(images) / across.dot(across))
+    rest = float(norms.dot(norms)) - first
+    return first / rest if rest > 0 else math.inf
 
 
 def balance(rows: Tensor) -> float:
@@ -115,10 +119,10 @@ def balance(rows: Tensor) -> float:
     if len(rows) < ROWS or rows.shape[1] < WEIGHTS:
         return 0.0
     signs = rows.sign()
-    number = torch.linalg.vector_norm(signs, dim=1).square()  # without zeros
+    roots = torch.linalg.vector_norm(signs, dim=1)  # of how many are not zero
     difference = signs @ signs.new_ones(signs.shape[1])
-    balanced = difference.abs() <= (BALANCED * number.sqrt()).clamp(min=1)
-    return float((balanced & (number > 0)).float().mean())
+    balanced = difference.abs() <= (BALANCED * roots).clamp(min=1)
+    return float((balanced & (roots > 0)).sum()) / len(rows)
 
 
 def empty_rows(last: Tensor) -> float:
