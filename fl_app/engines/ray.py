@@ -63,6 +63,11 @@ def run_ray(clients: int, run_config: dict[str, Value], main: Callable[[Grid, Co
             run=run,
             backend_config={
                 "client_resources": {"num_cpus": client_cpus, "num_gpus": gpus},
-                "init_args": {"address": ray_address(), "logging_level": logging.ERROR, "log_to_driver": False},
+                "init_args": {
+                    "address": ray_address(),
+                    "include_dashboard": False,  # seconds at each start, for pages that nobody opens
+                    "logging_level": logging.ERROR,
+                    "log_to_driver": False,
+                },
             },
         )

@@ -122,7 +122,7 @@ def run_ray(copy, **settings):
         # One actor: each imports torch and scikit-learn anew, which costs more than the training.
         backend_config={
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {"num_cpus": 1, "logging_level": logging.ERROR, "log_to_driver": False},
+            "init_args": {"num_cpus": 1, "include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False},
         },
     )
     assert {int(line) for line in marker.read_text().splitlines()} - {os.getpid()}
