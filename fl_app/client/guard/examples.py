@@ -1,4 +1,7 @@
-"""What the examples of a batch betray about the weights: who makes up the gradient, and what the loss says."""
+"""What the examples of a batch betray about the weights: who makes up the gradient, and what the loss says.
+
+The numbers are few, and lists are quicker with few: torch would take a noticeable part of a small network's round.
+"""
 
 import math
 from collections.abc import Sequence
@@ -30,10 +33,14 @@ def example_checks(notes: Notes, earlier: Sequence[float] = ()) -> dict[str, flo
     return found
 
 
-def snr(sizes: Tensor) -> Tensor:
-    """The largest over the sum of the others, along the last dimension; 0 where all are zero."""
-    top = sizes.amax(-1)
-    return (top / (sizes.sum(-1) - top)).nan_to_num(nan=0.0, posinf=math.inf)
+def snr(sizes: Sequence[float]) -> float:
+    """The largest over the sum of the others; 0 where all are zero, infinite where one is."""
+    top, total = max(sizes), sum(sizes)
+    if not math.isfinite(total):
+        return math.inf
+    if total > top:
+        return top / (total - top)
+    return math.inf if top > 0 else 0.0
 
 
 def dominance(layers: Sequence[Passed]) -> tuple[float, float]:
@@ -44,10 +51,12 @@ def dominance(layers: Sequence[Passed]) -> tuple[float, float]:
     one example alone is wrong: its gradient dominates every layer as it dominates the loss's own gradient by the logits. What
     exceeds that comes from the weights.
     """
-    deltas = torch.stack([one.slopes for one in layers])
-    ratios = snr(deltas * torch.stack([one.inputs.float() for one in layers]))
-    explained = snr(deltas[-1]).clamp(min=1.0)
-    return float(ratios.amax()), float((ratios / explained).nan_to_num(nan=1.0, posinf=math.inf).amax())  # inf / inf: explained
+    deltas = torch.stack([one.slopes for one in layers]).double()
+    inputs = torch.stack([one.inputs.float() for one in layers]).double()
+    ratios = list(map(snr, (deltas * inputs).tolist()))
+    explained = max(1.0, snr(deltas[-1].tolist()))
+    largest = max(ratios)
+    return largest, largest / explained if math.isfinite(explained) else 1.0
 
 
 def solo_share(delta: Tensor) -> float:
@@ -55,7 +64,7 @@ def solo_share(delta: Tensor) -> float:
 
     No more than such neurons there are for each example: of the few that a layer of dead neurons has left, many are alone.
     """
-    active = (delta != 0).sum(0)
+    active = (delta != 0).cpu().numpy().sum(0)
     alone, reached = int((active == 1).sum()), int((active > 0).sum())
     return alone / max(reached, len(delta))
 

@@ -6,7 +6,9 @@ Layers are found by the shapes and the order of the weights, so that no model is
 import math
 import secrets
 from functools import lru_cache
+from statistics import median_low
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -61,9 +63,15 @@ def transmit(rows: Tensor) -> float:
     """
     if rows.shape[1] < 4:
         return 0.0
-    sizes = rows.detach().abs().float()
-    top, total = sizes.amax(1), sizes.sum(1)
-    return float((top / (total - top)).nan_to_num(nan=0.0, posinf=math.inf).amax())  # 0 / 0: a row of zeros passes nothing on
+    sizes = rows.detach().abs().double().cpu().numpy()
+    largest, total = sizes.max(1).tolist(), sizes.sum(1).tolist()
+    return max(map(_over_the_others, largest, total))
+
+
+def _over_the_others(top: float, total: float) -> float:
+    if total > top:
+        return top / (total - top)
+    return math.inf if top > 0 else 0.0  # a row of zeros passes nothing on
 
 
 def duplicates(rows: Tensor) -> float:
@@ -73,13 +81,14 @@ def duplicates(rows: Tensor) -> float:
     pairs are compared in place of n^2. Pairs whose projections on a few directions point apart are not looked at any further,
     which spares an honest layer all but one product.
     """
-    across = _of_length_one(rows @ _directions(rows.shape[1]).to(rows))  # (n, few)
-    order = across[:, 0].abs().argsort()
+    sketch = (rows @ _directions(rows.shape[1]).to(rows)).double().cpu().numpy()  # (n, few): numpy is quicker with few
+    across = sketch / np.linalg.norm(sketch, axis=1, keepdims=True).clip(min=np.finfo(float).tiny)
+    order = np.abs(across[:, 0]).argsort()
     across = across[order]
-    likely = torch.linalg.vecdot(across[1:], across[:-1]).abs() > LIKELY
-    if not bool(likely.any()):
+    (likely,) = np.nonzero(np.abs((across[1:] * across[:-1]).sum(1)) > LIKELY)
+    if not len(likely):
         return 0.0
-    first, second = order[1:][likely], order[:-1][likely]
+    first, second = (torch.from_numpy(order[likely + step]).to(rows.device) for step in (1, 0))
     alike = torch.linalg.vecdot(_of_length_one(rows[first]), _of_length_one(rows[second])).abs() > ALIKE
     return float(alike.sum() / max(1, len(rows) - 1))
 
@@ -119,10 +128,11 @@ def balance(rows: Tensor) -> float:
     if len(rows) < ROWS or rows.shape[1] < WEIGHTS:
         return 0.0
     signs = rows.sign()
-    roots = torch.linalg.vector_norm(signs, dim=1)  # of how many are not zero
-    difference = signs @ signs.new_ones(signs.shape[1])
-    balanced = difference.abs() <= (BALANCED * roots).clamp(min=1)
-    return float((balanced & (roots > 0)).sum()) / len(rows)
+    difference = (signs @ signs.new_ones(signs.shape[1])).abs()
+    likely = difference <= max(1.0, BALANCED * signs.shape[1] ** 0.5)  # as if there were no zeros, of which there are few
+    roots = torch.linalg.vector_norm(signs[likely], dim=1)  # of how many are not zero
+    balanced = (difference[likely] <= (BALANCED * roots).clamp(min=1)) & (roots > 0)
+    return float(balanced.sum()) / len(rows)
 
 
 def empty_rows(last: Tensor) -> float:
@@ -130,11 +140,13 @@ def empty_rows(last: Tensor) -> float:
 
     A layer that is zero altogether is a usual start, and counts as none.
     """
-    norms = torch.linalg.vector_norm(last, dim=1)
-    return float((norms < TINY * norms.amax()).float().mean())
+    norms: list[float] = torch.linalg.vector_norm(last, dim=1).tolist()
+    return sum(norm < TINY * max(norms) for norm in norms) / len(norms)
 
 
 def bias_spread(last: Tensor, bias: Tensor) -> float:
     """The largest distance of a class's bias from their median, in units of the largest row's norm, or of 1 below it."""
-    scale = torch.linalg.vector_norm(last, dim=1).amax().clamp(min=1)
-    return float((bias - bias.median()).abs().amax() / scale)
+    norms: list[float] = torch.linalg.vector_norm(last, dim=1).tolist()
+    biases: list[float] = bias.tolist()
+    middle = median_low(biases)
+    return max(abs(one - middle) for one in biases) / max(1.0, *norms)
