@@ -8,9 +8,9 @@ import torch
 from client_defenses.tools.per_example import clipped_sum
 from fl_app import models
 from fl_app.client.guard.architecture import agreed, front_neurons, rank
-from fl_app.client.guard.examples import example_checks, solo_share
+from fl_app.client.guard.examples import example_checks, snr, solo_share
 from fl_app.client.guard.watch import Watch, noted_gradient
-from fl_app.client.guard.weights import aligned, balance, duplicates, transmit, weight_checks
+from fl_app.client.guard.weights import aligned, balance, duplicates, likely_aligned, sketch, transmit, weight_checks
 from fl_app.core.local import Step
 from fl_app.experiment.guards import build
 from fl_app.models import parameters_of
@@ -28,6 +28,10 @@ def net(name="lenet5", shape=(1, 28, 28), seed=0):
 def batch(number=24, shape=(1, 28, 28), seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(number, *shape, generator=generator), torch.arange(number) % 10
+
+
+def repeated(rows):
+    return duplicates(rows, sketch(rows))
 
 
 def refused(measured):
@@ -131,9 +135,9 @@ def test_rows_by_hand():
     assert transmit(torch.ones(2, 5)) == 0.25
     assert transmit(torch.zeros(2, 5)) == 0.0
     assert transmit(torch.ones(2, 3)) == 0.0  # too few weights to tell
-    assert duplicates(eye) == 0.0
-    assert duplicates(torch.cat([eye, -2 * eye])) == pytest.approx(4 / 7)
-    assert duplicates(torch.zeros(3, 4)) == 0.0
+    assert repeated(eye) == 0.0
+    assert repeated(torch.cat([eye, -2 * eye])) == pytest.approx(4 / 7)
+    assert repeated(torch.zeros(3, 4)) == 0.0
     assert aligned(torch.ones(3, 4)) > 1e5
     assert aligned(torch.diag(torch.tensor([3.0, 1.0, 1.0]))) == pytest.approx(4.5, rel=1e-2)
     assert aligned(torch.zeros(3, 4)) == 0.0
@@ -149,6 +153,8 @@ def test_rows_by_hand():
 
 def test_weights_that_are_not_finite_or_of_no_known_layer():
     assert refused(weight_checks({"w": torch.tensor([1.0, math.nan])})) == {"not_finite"}
+    _, params = net()
+    assert refused(weight_checks({**params, "fc1.weight": 1e38 * params["fc1.weight"].sign()})) == {"not_finite"}
     assert weight_checks({"w": torch.ones(3), "count": torch.tensor(3)}) == {}
     assert weight_checks({}) == {}
     assert refused({"d_snr": math.nan}) == set()  # off
@@ -188,6 +194,24 @@ def test_near_duplicates_are_found_among_others():
     generator = torch.Generator().manual_seed(0)
     one = torch.randn(300, generator=generator)
     copies = one * torch.linspace(-2, 2, 40)[:, None] + 1e-3 * torch.randn(40, 300, generator=generator)
-    assert duplicates(copies) > 0.9
-    assert duplicates(torch.randn(40, 300, generator=generator)) == 0
-    assert duplicates(torch.cat([copies, torch.randn(40, 300, generator=generator)])) == pytest.approx(0.5, abs=0.1)
+    assert repeated(copies) > 0.9
+    assert repeated(torch.randn(40, 300, generator=generator)) == 0
+    assert repeated(torch.cat([copies, torch.randn(40, 300, generator=generator)])) == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_layer_with_one_direction_is_looked_at_itself():
+    """Whatever the secret directions: more than the limit of 20 is never taken for less."""
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.randn(60, 200, generator=generator)
+    assert likely_aligned(spread, sketch(spread)) < 0.5
+    line = torch.outer(torch.randn(60, generator=generator), torch.randn(200, generator=generator))
+    for share in (0.01, 0.1, 0.2):
+        rows = line + share * spread
+        assert likely_aligned(rows, sketch(rows)) == aligned(rows) > 20
+    assert likely_aligned(torch.zeros(3, 4), sketch(torch.zeros(3, 4))) == 0.0
+
+
+def test_gradients_that_overflow_are_conspicuous():
+    assert snr([0.0, 0.0]) == 0.0
+    assert snr([1.0, 3.0, 1.0]) == 1.5
+    assert snr([1.0, 0.0]) == snr([1.0, math.inf]) == snr([math.nan, 1.0]) == math.inf
