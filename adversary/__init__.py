@@ -17,12 +17,14 @@ from adversary.exact.spear import Spear
 from adversary.exact.traps import TrapsReadout
 from adversary.learned.ridge import Ridge
 from adversary.local_steps import SME, Epochwise
-from adversary.presets import DLG, IDLG, CosineLBFGS, GaussNewton, GradInversion, InvertingGradients
+from adversary.presets import DLG, IDLG, CINet, CINetLBFGS, CosineLBFGS, GaussNewton, GradInversion, InvertingGradients
 from adversary.search.matching import Matching
 from adversary.standard import Standard
 from fl_app.core import spec
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
+    "ci_net": CINet,
+    "ci_net_lbfgs": CINetLBFGS,
     "cocktail_party": CocktailParty,
     "cosine_lbfgs": CosineLBFGS,
     "dlg": DLG,

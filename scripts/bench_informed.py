@@ -64,6 +64,7 @@ CASES = [
     Case("soteria"),
     Case("latent_perturbation(mu=1.0)"),
     Case("none", examples=8, attack=BATCHES),
+    Case("none", examples=8, attack="ci_net_lbfgs"),
     Case("none", rule=LocalRule(kind="delta", batch_size=1, steps=5, lr=0.01, examples=1)),
 ]
 

@@ -7,12 +7,14 @@ from adversary.spaces.blended import Blended
 from adversary.spaces.epochs import Epochs
 from adversary.spaces.gaussian import ClassGaussian
 from adversary.spaces.pixels import Pixels
+from adversary.spaces.untrained import Untrained
 
 SPACES: dict[str, Callable[..., Parametrisation]] = {
     "blended": Blended,
     "class_gaussian": ClassGaussian,
     "epochs": Epochs,
     "pixels": Pixels,
+    "untrained": Untrained,
 }
 
-__all__ = ["SPACES", "Blended", "ClassGaussian", "Epochs", "Parametrisation", "Pixels", "Variables"]
+__all__ = ["SPACES", "Blended", "ClassGaussian", "Epochs", "Parametrisation", "Pixels", "Untrained", "Variables"]

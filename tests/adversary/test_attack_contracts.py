@@ -12,6 +12,8 @@ from adversary.labels import infer
 from fl_app.core.local import LocalRule, local_update
 
 FEW = {
+    "ci_net": "ci_net(iterations=200, lr=0.01, channels=4)",
+    "ci_net_lbfgs": "ci_net_lbfgs(iterations=50, channels=4)",
     "cosine_lbfgs": "cosine_lbfgs(iterations=100)",
     "dlg": "dlg(iterations=100, restarts=1)",
     "epochwise": "epochwise(iterations=100)",

@@ -21,6 +21,13 @@ SEARCHES = {
     "cosine_lbfgs": f"objective=cosine, {FREE}, priors=[tv(weight=0.001)], optimizer=lbfgs",
     "cosine_lbfgs(tv=0, iterations=9, init='normal', labels='rows', compiled=True)": "objective=cosine, "
     "space=pixels(boxed=False), labels='rows', optimizer=lbfgs(iterations=9), compiled=True",
+    "ci_net": "objective=cosine, space=untrained, optimizer=adam(iterations=2000, lr=0.001, signed=True), at_once=16",
+    "ci_net(lr=0.2, iterations=9, seeds=3, channels=5, labels='rows', compiled=True)": "objective=cosine, "
+    "space=untrained(channels=5), labels='rows', optimizer=adam(iterations=9, lr=0.2, signed=True), seeds=3, at_once=16, "
+    "compiled=True",
+    "ci_net_lbfgs": "objective=cosine, space=untrained, optimizer=lbfgs(iterations=600), at_once=16",
+    "ci_net_lbfgs(iterations=9, seeds=3, channels=5, labels='rows', compiled=True)": "objective=cosine, "
+    "space=untrained(channels=5), labels='rows', optimizer=lbfgs(iterations=9), seeds=3, at_once=16, compiled=True",
     "gauss_newton": "objective=relative, space=pixels(init='grey', boxed=False), priors=[tv(weight=0.0001), box(weight=1.0)], "
     "optimizer=gauss_newton(solved=1e-07)",
     "gauss_newton(tv=0, iterations=9, products=7, solved=0.5, labels='rows')": "objective=relative, "
