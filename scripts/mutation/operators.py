@@ -31,8 +31,9 @@ SWAPS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
-# A truth value or a number that only gets another type is mypy's business.
-TYPED = ("bool", "float")
+# What only gets another type is mypy's business.
+TYPED = ("bool", "float", "int", "str", "list", "tuple")
+LARGE = 50  # one more of so many is no mistake that counts, a tenth of them is
 CONDITIONAL = (ast.If, ast.While, ast.IfExp)
 DROPPED = (ast.AugAssign, ast.Delete, ast.Raise)
 # Annotations and decorators say what mypy and dataclasses check; the words of errors and of f-strings are not behaviour.
@@ -183,6 +184,8 @@ def _instead(parent: ast.AST, field: str, node: ast.AST, modules: set[str]) -> I
             yield node.operand
         case ast.Constant(value=bool()):
             yield ast.Constant(not node.value)
+        case ast.Constant(value=int(number)) if number >= LARGE:
+            yield ast.Constant(number // 10)
         case ast.Constant(value=int() | float()):
             yield ast.Constant(node.value + 1)  # twice a tolerance of 1e-8 is not wrong, 1 + 1e-8 is
         case ast.Call():
@@ -207,9 +210,27 @@ def _calls(call: ast.Call, modules: set[str], *, whole: bool) -> Iterator[ast.AS
     if whole:
         return
     if isinstance(function, ast.Attribute) and not (isinstance(function.value, ast.Name) and function.value.id in modules):
-        yield function.value
-    elif plain and len(call.args) == 1 and not call.keywords and ast.unparse(function) not in TYPED:
+        if not _is_move(call, function.attr):
+            yield function.value
+    elif plain and len(call.args) == 1 and not call.keywords and not _is_conversion(ast.unparse(function), call.args[0]):
         yield call.args[0]
+
+
+def _is_move(call: ast.Call, method: str) -> bool:
+    """x.cpu() and x.to(device): on a CPU, where the tests run, both are x."""
+    if method == "cpu":
+        return True
+    to = call.args[0] if method == "to" and len(call.args) == 1 and not call.keywords else None
+    return to is not None and ast.unparse(to).rpartition(".")[2] == "device"
+
+
+def _is_conversion(function: str, of: ast.expr) -> bool:
+    """Whether only the type changes: int() cuts nothing off a result, list() and tuple() copy nothing that others hold."""
+    if function == "int":
+        return not any(isinstance(node, ast.BinOp) for node in ast.walk(of))
+    if function in ("list", "tuple"):
+        return not isinstance(of, ast.Name | ast.Attribute)
+    return function in TYPED
 
 
 def _with(node: ast.AST, **fields: object) -> ast.AST:

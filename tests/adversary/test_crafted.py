@@ -1,0 +1,212 @@
+"""Read-outs of crafted weights: what they find in one update of known images, and what they refuse."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import adversary
+from adversary import AttackError
+from adversary.exact.fishing import NEVER, _singles
+from adversary.exact.imprint import _differences, _View
+from adversary.exact.loki import LokiReadout
+from fl_app import models
+from fl_app.core.local import LocalRule, local_update
+from fl_app.core.observation import Knowledge, Observation, Task
+from fl_app.core.space import Images
+from strategies.crafts import CRAFTS, Scene
+
+SHAPE, CLASSES = (1, 4, 4), 3
+LEVELS = torch.tensor([0.3, 0.45, 0.6, 0.75])
+
+
+def images(levels=LEVELS, seed=5):
+    """One image of each mean brightness, in both of its halves."""
+    noise = 0.1 * torch.rand(len(levels), 2, 8, generator=torch.Generator().manual_seed(seed))
+    return (noise - noise.mean(2, keepdim=True) + levels[:, None, None]).view(-1, *SHAPE)
+
+
+def public(number=400):
+    rng = torch.Generator().manual_seed(0)
+    return (0.2 + 0.7 * torch.rand(number, 1, 1, 1, generator=rng)) + 0.1 * torch.rand(number, *SHAPE, generator=rng) - 0.05
+
+
+def seen_by(craft, batches, rule=None, server_round=1, text="mlp(hidden=[20])", **settings):
+    """What a malicious server sees of clients with these batches, each by itself."""
+    craft = CRAFTS[craft](**settings)
+    model = models.build(text, SHAPE, CLASSES, seed=1, front=craft.front(len(batches)))
+    honest = models.parameters_of(model)
+    rule = rule or LocalRule(batch_size=len(batches[0]))
+    scene = Scene(model, public(), rule, 0)
+    seen = []
+    for client, x in enumerate(batches):
+        params = {**honest, **craft.weights(honest, server_round, scene), **craft.own(honest, client, scene)}
+        update = local_update(model, params, x, torch.arange(len(x)) % CLASSES, rule)
+        seen.append(
+            Observation(params=params, update=update, rule=rule, num_examples=len(x), server_round=server_round, client=client)
+        )
+    return seen, Task(model, Images(SHAPE), CLASSES)
+
+
+def farthest(guess, x):
+    """How far the true image that was found worst is from the nearest that was found."""
+    return torch.cdist(x.flatten(1), guess.x.flatten(0, 1).flatten(1)).amin(1).max().item()
+
+
+@pytest.mark.parametrize("settings", [{}, {"sparse": True}, {"views": 1}, {"views": 1, "sparse": True}])
+def test_imprint_finds_each_image_that_is_alone_in_its_bin(settings):
+    seen, task = seen_by("imprint", [images()], bins=40, **settings)
+    guess = adversary.build("imprint")(seen, task, 0)
+    assert farthest(guess, images()) < 1e-3
+    assert guess.loss.item() == 0
+
+
+def test_an_image_that_shares_its_bin_is_found_where_another_view_tells_them_apart():
+    x = images()
+    x[1] = images(LEVELS[:1], seed=6)[0]
+    x[1, 0, :2] += 0.1  # as bright as the first as a whole, and brighter in its first half
+    x[1, 0, 2:] -= 0.1
+    for views, apart in ((1, False), (2, True)):
+        seen, task = seen_by("imprint", [x], bins=40, views=views)
+        guess = adversary.build("imprint")(seen, task, 0)
+        assert (farthest(guess, x) < 1e-3) is apart
+        assert (guess.loss.item() == 0) is apart
+
+
+def test_sparse_imprint_finds_images_in_local_steps_up_to_the_width_of_a_bin():
+    rule = LocalRule(kind="delta", batch_size=2, steps=2, lr=0.01)
+    seen, task = seen_by("imprint", [images()], rule, bins=100, sparse=True)
+    guess = adversary.build("imprint")(seen, task, 0)
+    assert guess.loss.item() == 0
+    assert farthest(guess, images()) < 0.05
+
+
+def test_which_bin_of_a_ladder_an_image_is_in():
+    view = _View(
+        look=torch.tensor([0.5, 0.5]),
+        ends=torch.tensor([0.2, 0.4, 0.6, 0.8]),
+        hit=torch.tensor([True, False, True]),
+        x=torch.empty(0, 2),
+        moved=torch.empty(0),
+    )
+    brightness = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.9])
+    assert view.holds(brightness[:, None].expand(-1, 2)).tolist() == [False, True, True, False, False, True, True, True]
+
+
+def test_differences_of_neighbouring_rows_end_with_the_last_row():
+    assert _differences(torch.tensor([[5.0, 1.0], [3.0, 4.0], [2.0, 2.0]])).tolist() == [[2, -3], [1, 2], [2, 2]]
+
+
+def test_loki_finds_the_images_of_one_client_exactly():
+    seen, task = seen_by("loki", [images(), images(seed=7)], bins=40)
+    for one, x in zip(seen, (images(), images(seed=7)), strict=True):
+        guess = adversary.build("loki")([one], task, 0)
+        assert farthest(guess, x) < 1e-3
+        assert guess.loss.item() == 0
+
+
+def test_loki_tells_clients_apart_in_the_mean_of_their_updates():
+    """Their images lie in the same bins; the scale is then known up to the width of a bin."""
+    batches = [images(), images(seed=7)]
+    seen, task = seen_by("loki", batches, bins=100)
+    mean = {name: (value + seen[1].update[name]) / 2 for name, value in seen[0].update.items()}
+    sent = {1: {"front.conv.weight": seen[1].params["front.conv.weight"]}}
+    both = replace(seen[0], update=mean, num_examples=8, client=-1, visibility="aggregate", sent=sent)
+    guess = adversary.build("loki")([both], task, 0)
+    assert guess.loss.item() == 0
+    assert farthest(guess, torch.cat(batches)) < 0.05
+
+
+def test_a_bin_counts_if_it_moved_beside_the_one_that_moved_most_and_no_more_than_there_are_examples():
+    moved = torch.tensor([[5.0, -1.0, 0.0], [0.002, 0.5, -0.006]])
+    hits = LokiReadout(least=1e-3)._hits
+    assert hits(moved, 6).tolist() == [[True, True, False], [False, True, True]]
+    assert hits(moved, 2).tolist() == [[True, True, False], [False, False, False]]
+    assert not hits(torch.zeros(1, 2), 2).any()
+
+
+def test_traps_find_an_image_that_neurons_agree_on_and_leave_out_blends():
+    seen, task = seen_by("traps", [images()], text="mlp(hidden=[300])", rate=0.3)
+    guess = adversary.build("traps")(seen, task, 0)
+    found = torch.cdist(guess.x[0].flatten(1), images().flatten(1)).amin(1) < 1e-3
+    missing = round(4 * guess.loss.item())
+    assert found[: 4 - missing].any()
+    assert (guess.x[0, 4 - missing :] == 0.5).all()
+
+
+def by_feature(x):
+    """Three rounds of the feature attack on one batch."""
+    rounds = [seen_by("fishing", [x], server_round=one, step=0.25, sharpness=1000.0)[0][0] for one in (1, 2, 3)]
+    task = seen_by("fishing", [x], step=0.25)[1]
+    return [replace(one, knowledge=Knowledge(repeats=True)) for one in rounds], task
+
+
+def scores(x, task):
+    """What the honest model says of the class 0."""
+    with torch.no_grad():
+        return task.model(x)[:, 0]
+
+
+def test_rounds_of_fishing_differ_by_the_gradient_of_the_example_between_their_cuts():
+    known = public()
+    _, task = by_feature(known[:3])
+    order = scores(known, task).argsort()
+    x = known[order[[40, 150, 250, 380]]]  # below the first cut, between the cuts, above the last
+    seen, task = by_feature(x)
+    singles = _singles(seen, task)
+    assert len(singles) == 2
+    for one, image in zip(singles, x[1:3], strict=True):
+        assert one.params["head.bias"].tolist() == [NEVER, 0, 0]
+        assert one.params["head.weight"][0].norm().item() == pytest.approx(1)
+        assert (one.num_examples, one.rule, one.knowledge.labels.tolist()) == (1, LocalRule(batch_size=1), [0])
+        true = local_update(task.model, one.params, image[None], torch.tensor([0]), one.rule)
+        for name, value in one.update.items():
+            torch.testing.assert_close(value, true[name], rtol=1e-2, atol=1e-4)
+    guess = adversary.build("fishing(attack=readout(labels=given))")(seen, task, 0)
+    assert farthest(guess, x[1:3]) < 1e-2
+    assert guess.loss.tolist() == [0.5] * 3  # two of four were found, for each of the rounds
+
+
+def test_fishing_for_a_class_finds_the_only_example_of_it():
+    seen, task = seen_by("fishing", [images()], kind="class", label=1)  # classes are 0, 1, 2, 0
+    guess = adversary.build("fishing(attack=readout(labels=given))")(seen, task, 0)
+    assert torch.allclose(guess.x[0, 0], images()[1], atol=1e-3)
+    assert guess.loss.item() == pytest.approx(0.75)
+    seen, task = seen_by("fishing", [images()], kind="class", label=0)  # two of them
+    assert adversary.build("fishing(attack=readout(labels=given))")(seen, task, 0).loss.item() == 1
+
+
+def test_fishing_compares_rounds_of_the_same_examples_and_weights_alone():
+    seen, task = by_feature(images())
+    for told in (seen[:1], [replace(one, knowledge=Knowledge()) for one in seen]):
+        with pytest.raises(AttackError, match="--grant repeats"):
+            _singles(told, task)
+    trained = {**seen[1].params, "fc1.weight": seen[1].params["fc1.weight"] + 1}
+    with pytest.raises(AttackError, match="capture them in a row"):
+        _singles([seen[0], replace(seen[1], params=trained)], task)
+
+
+def test_fishing_is_as_long_as_the_attack_on_one_example():
+    attack = adversary.build("fishing(attack=inverting_gradients(iterations=70))")
+    rule = LocalRule(batch_size=8)
+    assert attack.cost(8, rule) == attack.attack.cost(1, LocalRule(batch_size=1)) == 70
+    assert attack.shortened(3).attack.cost(1, rule) == 3
+    assert attack.by_client
+    assert adversary.build("fishing(attack=readout)").shortened(3) is None
+
+
+def test_weights_that_were_not_crafted_are_refused():
+    for craft, words in (("imprint", "no imprint block"), ("loki", "no block of LOKI")):
+        seen, task = seen_by(craft, [images()], bins=4)
+        plain = replace(seen[0], params={name: torch.zeros_like(value) for name, value in seen[0].params.items()})
+        with pytest.raises(AttackError, match=words):
+            adversary.build(craft)([plain], task, 0)
+        with pytest.raises(AttackError, match=words):
+            adversary.build(craft)(*seen_by("honest", [images()]), 0)
+    with pytest.raises(AttackError, match="not one of which a single class is left"):
+        adversary.build("fishing")(*seen_by("honest", [images()]), 0)
+    seen, task = seen_by("traps", [images()])
+    with pytest.raises(AttackError, match="no linear layer with a bias"):
+        adversary.build("traps")([replace(seen[0], update={})], task, 0)
+    with pytest.raises(AttackError, match="does not read the image"):
+        adversary.build("traps")(*seen_by("honest", [images()], text="lenet"), 0)
