@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from adversary.base import LEAST_PUBLIC, Attack, AttackError, Belief, Guess, Public
-from fl_app.core.contracts import copied, must, same, settings
+from fl_app.core.contracts import copied, must, same, settings, tracked
 from fl_app.core.local import LocalRule, local_update
 from fl_app.core.observation import Observation, Task
 from fl_app.core.space import Images
@@ -177,6 +177,8 @@ def inputs_stay(attack: Attack) -> None:
     must(same(update, case.seen[0].update), "it changes the update in place")
     must(same(params, case.seen[0].params), "it changes the weights in place")
     must(same(state, dict(case.task.model.state_dict())), "it changes the model in place")
+    given = [*case.seen[0].update.values(), *case.seen[0].params.values()]
+    must(not tracked(given), "it leaves updates or weights that require a gradient: detach them first")
 
 
 def only_what_is_seen(attack: Attack) -> None:

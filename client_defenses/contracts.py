@@ -14,7 +14,7 @@ from torch.func import grad, vmap
 from client_defenses.base import Chain, Defense, Memory, beyond_messages
 from client_defenses.none import NoDefense
 from fl_app.core import halfprecision
-from fl_app.core.contracts import copied, must, same, settings
+from fl_app.core.contracts import copied, must, same, settings, tracked
 from fl_app.core.local import Step, Tensors
 
 HUGE = 20_000_000
@@ -50,6 +50,7 @@ def _check_sent(sent: Any, given: Tensors) -> None:
         must(isinstance(got, Tensor), f"it sends a {type(got).__name__} for '{name}', not a tensor")
         must(got.shape == value.shape, f"'{name}' has the shape {tuple(got.shape)}, but was given as {tuple(value.shape)}")
         must(got.dtype == value.dtype, f"'{name}' has the type {got.dtype}, but was given as {value.dtype}")
+        must(not got.requires_grad, f"'{name}' carries the graph that it was computed by: detach it")
         must(bool(got.isfinite().all()), f"'{name}' holds values that are not finite")
 
 
@@ -74,6 +75,7 @@ def inputs_stay(defense: Defense) -> None:
     defense.protect(step, Memory.fresh(3))
     must(same(params, step.params), "it changes the weights in place")
     must(torch.equal(x, step.x) and torch.equal(y, step.y), "it changes the images or the labels in place")
+    must(not tracked([*step.params.values(), step.x]), "it leaves weights or images that require a gradient: detach them first")
     given = odd_message()
     before = copied(given)
     defense.transform(given, Memory.fresh(3))

@@ -214,10 +214,11 @@ class _Search:
             return nothing
         slopes, gamma = self._explained(chosen)
         for other in [place for place in order if place not in chosen][:SWAPS]:
-            for place in range(self.size if gamma < 1 else 0):
-                tried = [*chosen[:place], other, *chosen[place + 1 :]]
+            # In one place alone, and in no basis of fewer dimensions: one example twice would explain its ReLUs twice.
+            swapped = [[*chosen[:place], other, *chosen[place + 1 :]] for place in range(self.size if gamma < 1 else 0)]
+            for tried in swapped:
                 found = self._explained(tried)
-                if found[1] > gamma:
+                if found[1] > gamma and torch.linalg.matrix_rank(self.found[tried], rtol=self.tolerance) == self.size:
                     (slopes, gamma), chosen = found, tried
         return Decomposition(torch.linalg.lstsq(slopes, self.layer.weight_gradient).solution, slopes.T, gamma)
 

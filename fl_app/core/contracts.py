@@ -1,9 +1,11 @@
 """What all contract checks have in common: they raise AssertionError with a plain sentence."""
 
+from collections.abc import Iterable
 from dataclasses import is_dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fl_app.core.local import Tensors
 
@@ -24,6 +26,11 @@ def same(one: Tensors, other: Tensors) -> bool:
 def copied(tensors: Tensors) -> Tensors:
     """The same values in other memory."""
     return {name: value.clone() for name, value in tensors.items()}
+
+
+def tracked(tensors: Iterable[Tensor]) -> bool:
+    """Whether autograd tracks what is done with one of them."""
+    return any(value.requires_grad for value in tensors)
 
 
 def settings(thing: Any) -> None:

@@ -39,7 +39,7 @@ def allow(names: Iterable[str]) -> None:
     for name in added:
         if not PLUGGED.fullmatch(name):
             raise SpecError(f"{name!r} cannot be allowed: code is allowed by name, as package.module:Name")
-    if added and not set(added) <= set(allowed()):
+    if not set(added) <= set(allowed()):
         os.environ[ALLOW] = ",".join(dict.fromkeys([*allowed(), *added]))
 
 

@@ -1,0 +1,232 @@
+"""SPEAR's decomposition on layers whose slopes are known: each part of its search, and the whole."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from adversary import AttackError
+from adversary.exact.decompose import Layer, _Search, _sparse, _untangled, decompose, rank_of
+
+NEURONS, INPUTS = 60, 12
+
+
+def planted(examples, dtype=torch.float64, seed=0):
+    """(layer, inputs (examples, n), slopes (m, examples)): a slope is zero where the example's ReLU is off."""
+    rng = torch.Generator().manual_seed(seed)
+    weight, bias = (torch.randn(*shape, generator=rng, dtype=torch.float64) for shape in ((NEURONS, INPUTS), (NEURONS,)))
+    inputs = torch.randn(examples, INPUTS, generator=rng, dtype=torch.float64)
+    slopes = torch.randn(NEURONS, examples, generator=rng, dtype=torch.float64) * (weight @ inputs.T + bias[:, None] > 0)
+    layer = Layer(weight, bias, (slopes @ inputs).to(dtype), slopes.sum(1).to(dtype))
+    return layer, inputs, slopes
+
+
+def search(examples=4, **more):
+    layer, _, slopes = planted(examples, **more)
+    one = _Search(layer, examples, 1e-9, 1e-11, torch.Generator().manual_seed(1))
+    return one, normalize(one.columns.T @ slopes, dim=0).T  # the directions that it is to find
+
+
+def alike(one, other):
+    """Absolute cosines of rows."""
+    return (normalize(one, dim=1) @ normalize(other, dim=1).T).abs()
+
+
+@pytest.mark.parametrize(
+    ("examples", "dtype", "error"),
+    [(1, torch.float64, 1e-9), (2, torch.float64, 1e-9), (3, torch.float64, 1e-9), (6, torch.float64, 1e-9)]
+    + [(1, torch.float32, 1e-4), (4, torch.float32, 1e-4)],
+)
+def test_inputs_and_slopes_follow_from_the_gradient_of_a_layer(examples, dtype, error):
+    layer, inputs, slopes = planted(examples, dtype)
+    found = decompose(layer, examples, torch.Generator().manual_seed(0), draws=2000)
+    assert found.gamma == 1
+    order = torch.cdist(inputs, found.inputs).argmin(1)
+    assert sorted(order.tolist()) == list(range(examples))
+    assert (found.inputs[order] - inputs).abs().max() < error * inputs.abs().max()
+    assert (found.slopes[order].T - slopes).abs().max() < error * slopes.abs().max()
+    assert ((found.slopes[order].T == 0) == (slopes == 0)).all()
+
+
+def test_no_more_examples_are_found_than_the_rank_or_than_were_asked_for():
+    layer, _, _ = planted(3)
+    for asked, found in ((5, 3), (3, 3)):
+        assert len(decompose(layer, asked, torch.Generator().manual_seed(0), draws=2000).inputs) == found
+    assert decompose(layer, 2, torch.Generator().manual_seed(0), draws=200).gamma < 1
+    assert decompose(layer, 3, torch.Generator(), draws=0).gamma == 0  # nothing was searched
+
+
+def test_the_rank_is_how_many_singular_values_stand_out():
+    matrix = torch.diag(torch.tensor([2.0, 2e-3, 2e-6]))
+    assert [rank_of(matrix, tolerance) for tolerance in (1e-7, 1e-5, 1e-2)] == [3, 2, 1]
+
+
+def test_a_layer_that_learned_nothing_tells_nothing():
+    layer, _, _ = planted(2)
+    nothing = layer._replace(weight_gradient=torch.zeros(NEURONS, INPUTS), bias_gradient=torch.zeros(NEURONS))
+    with pytest.raises(AttackError, match="is zero"):
+        decompose(nothing, 2, torch.Generator(), draws=10)
+
+
+def test_a_tolerance_bridges_noise_that_the_precision_does_not():
+    layer, inputs, _ = planted(3)
+    rng = torch.Generator().manual_seed(2)
+    noisy = layer._replace(
+        weight_gradient=layer.weight_gradient + 1e-5 * torch.randn(NEURONS, INPUTS, generator=rng, dtype=torch.float64)
+    )
+    assert decompose(noisy, 3, torch.Generator().manual_seed(0), draws=256).gamma < 1
+    found = decompose(noisy, 3, torch.Generator().manual_seed(0), draws=256, tolerance=1e-3)
+    assert found.gamma == 1
+    assert torch.cdist(inputs, found.inputs).amin(1).max() < 1e-3
+
+
+def test_the_true_directions_explain_every_relu_and_others_do_not():
+    one, true = search()
+    one.found, one.score = torch.cat([true, torch.eye(4, dtype=torch.float64)]), torch.ones(8, dtype=torch.float64)
+    slopes, gamma = one._explained([0, 1, 2, 3])
+    assert gamma == 1
+    torch.testing.assert_close(slopes, planted(4)[2])
+    assert one._explained([0, 1, 2, 4])[1] < 0.95
+
+
+def test_a_wrong_direction_in_the_basis_is_replaced_by_one_that_explains_more():
+    one, true = search()
+    rng = torch.Generator().manual_seed(3)
+    wrong = normalize(torch.randn(2, 4, generator=rng, dtype=torch.float64), dim=1)
+    one.found, one.score = torch.cat([wrong, true]), torch.tensor([9.0, 8.0, 3.0, 3.0, 3.0, 3.0], dtype=torch.float64)
+    assert one._independent(0.0) == [0, 1, 2, 3]
+    found = one.answer()
+    assert found.gamma == 1
+    torch.testing.assert_close(found.slopes.sum(0), planted(4)[2].sum(1))
+
+
+def test_fewer_directions_than_examples_prove_nothing_whatever_stands_for_the_rest():
+    one, true = search()
+    rng = torch.Generator().manual_seed(3)
+    wrong = normalize(torch.randn(1, 4, generator=rng, dtype=torch.float64), dim=1)
+    blends = torch.stack([normalize(true[0] + share * true[1], dim=0) for share in (0.5, -0.2)])
+    one.found, one.score = torch.cat([wrong, true[:3], blends]), torch.arange(9.0, 3.0, -1.0, dtype=torch.float64)
+    assert one._independent(0.0) == [0, 1, 2, 3]
+    assert one.answer().gamma < 1
+    one.found, one.score = true[:3], torch.ones(3, dtype=torch.float64)
+    assert one.answer().gamma == 0
+    assert one.answer().inputs.shape == (0, INPUTS)
+
+
+def test_mixtures_of_better_directions_are_left_out_of_a_basis():
+    one, _ = search()
+    unit = torch.eye(4, dtype=torch.float64)
+    one.found = torch.stack([unit[0], unit[1], normalize(unit[0] + unit[1], dim=0), unit[2], unit[3]])
+    one.score = torch.tensor([9.0, 8.0, 7.0, 0.5, 0.2], dtype=torch.float64)
+    assert one._independent(0.0) == [0, 1, 3, 4]
+    assert one._independent(0.5) == [0, 1, 3]
+    assert one._independent(1.0) == [0, 1]
+
+
+def test_a_direction_vanishes_where_it_is_small_beside_its_largest():
+    one, _ = search(2)
+    one.unit = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1e-3]], dtype=torch.float64)
+    directions = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    assert one._vanishing(directions, 1e-3).tolist() == [[True, False, True], [False, True, False]]
+    assert one._vanishing(directions, 5e-4).tolist() == [[True, False, False], [False, True, False]]
+
+
+def test_a_direction_is_refined_on_the_rows_where_it_vanishes_and_counted_by_them():
+    """One that hangs on a single row, as a mixture of two that also vanishes on a row of its own, counts for less than one."""
+    one, true = search()
+    slopes = planted(4)[2]
+    near = normalize(true / one.metric, dim=1)
+    mixed = one.columns @ true.T
+    first, second = true[0], true[1]
+    row = ((mixed[:, 0] != 0) & (slopes[:, 1] != 0) & (slopes[:, 0] != 0)).nonzero()[0, 0]
+    blend = first - second * mixed[row, 0] / mixed[row, 1]
+    starts = torch.cat([near + 1e-6, normalize(blend / one.metric, dim=0)[None]])
+    found, score = one._refined(starts)
+    torch.testing.assert_close(alike(found[:4], near).diagonal(), torch.ones(4, dtype=torch.float64))
+    assert score[:4].tolist() == (slopes[one.alive] == 0).sum(0).tolist()
+    both = (slopes[one.alive][:, :2] == 0).all(1).sum().item()
+    assert both + 1 > 4
+    assert score[4:].tolist() == [pytest.approx((both + 1) / one.alive.sum().item())]
+
+
+def test_only_what_is_new_is_kept_and_the_most_zeros_first():
+    one, true = search()
+    near = normalize(true / one.metric, dim=1)
+    assert one._keep(near[:2])
+    assert not one._keep(near[:2] * -1)
+    assert len(one.found) == 2
+    assert one._keep(near)
+    assert len(one.found) == 4
+    assert one.score.tolist() == sorted((planted(4)[2][one.alive] == 0).sum(0).tolist(), reverse=True)
+    assert (alike(one.found, true).amax(0) > 1 - 1e-9).all()
+
+
+def test_rows_are_likely_off_as_often_as_for_the_examples_found():
+    one, true = search()
+    slopes = planted(4)[2][one.alive][:, :3]
+    shares = (1 + (slopes == 0).sum(1)) / 5
+    seen = set()
+    for _ in range(12):
+        weight = one._likely(true[:3])
+        (power,) = [power for power in (0, 1, 2) if torch.allclose(weight, shares.double() ** power)]
+        seen.add(power)
+    assert seen == {0, 1, 2}
+
+
+def test_null_spaces_vanish_on_all_but_three_of_as_many_rows_as_dimensions():
+    one, _ = search(5)
+    basis = one._null_spaces(one.unit, torch.ones(len(one.unit), dtype=torch.float64))
+    assert basis.shape[1:] == (5, 3)
+    zero = ((one.unit @ basis[:50]).abs().amax(-1) < 1e-9).sum(1)
+    assert (zero >= 2).all()
+    likely = torch.full((len(one.unit),), 1e-12, dtype=torch.float64)
+    likely[[3, 7]] = 1.0
+    assert (one.unit[[3, 7]] @ one._null_spaces(one.unit, likely)[:50]).abs().max() < 1e-6
+    small, _ = search(2)
+    assert small._null_spaces(small.unit, torch.ones(len(small.unit)))[0].tolist() == [[1, 0, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize("examples", [2, 3, 5])
+def test_rows_that_are_drawn_lead_to_all_directions(examples):
+    one, true = search(examples)
+    found = one._on_rows(true[:0])
+    assert len(found) <= 256
+    assert (alike(found, true / one.metric).amax(0) > 1 - 1e-6).all()
+
+
+def test_directions_turn_to_where_many_rows_vanish():
+    rng = torch.Generator().manual_seed(0)
+    wanted = torch.tensor([[1.0, 2.0, -1.0]], dtype=torch.float64)
+    rows = torch.randn(40, 3, generator=rng, dtype=torch.float64)
+    rows[:25] -= rows[:25] @ wanted.T * wanted / 6
+    starts = torch.randn(20, 3, generator=rng, dtype=torch.float64)
+    found = _sparse(normalize(rows, dim=1), starts, starts[:0])
+    assert (alike(found, wanted) > 1 - 1e-9).float().mean() > 0.5
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(20, dtype=torch.float64))
+    parts = torch.tensor([[2.0, -1.0, 0.0]], dtype=torch.float64)  # orthogonal to the one that is wanted
+    held = _sparse(normalize(rows, dim=1), starts, parts)
+    assert held.shape == (20, 3)
+    assert alike(held[:1], wanted) < 0.99 < alike(held[1:], wanted).median()
+
+
+def test_a_known_direction_is_taken_off_a_mixture():
+    rng = torch.Generator().manual_seed(0)
+    one, other, third = torch.eye(3, dtype=torch.float64)
+    rows = torch.randn(40, 3, generator=rng, dtype=torch.float64)
+    rows[:12, 0] = 0  # on these the one vanishes
+    mixed = torch.stack([one + 0.3 * other, one - 2 * other])
+    for known in (other[None], torch.stack([third, other]), torch.stack([other, mixed[0]])):
+        torch.testing.assert_close(_untangled(rows, mixed, known)[0], one)
+        torch.testing.assert_close(_untangled(rows, mixed, known)[1], one)
+    assert len(_untangled(rows, mixed, known[:0])) == 0
+    assert len(_untangled(rows, mixed[:0], known)) == 0
+
+
+def test_draws_are_counted_and_say_whether_something_was_new():
+    one, true = search()
+    assert one.draw()
+    assert one.drawn == 128
+    assert (alike(one.found, true).amax(0) > 1 - 1e-9).any()
+    for _ in range(3):
+        one.draw()
+    assert one.drawn == 512
+    assert (alike(one.found, true).amax(0) > 1 - 1e-9).all()
