@@ -147,7 +147,7 @@ def hidden_layers(model: nn.Module) -> list[str]:
 def hidden_values(model: nn.Module, layers: Literal["auto"] | tuple[str, ...]) -> Iterator[list[Tensor]]:
     """A list that fills with the hidden layers (batch, ...) of each pass through the model."""
     modules, seen = dict(model.named_modules()), []
-    names = hidden_layers(model) if layers == "auto" else list(layers)
+    names = hidden_layers(model) if layers == "auto" else layers
     for name in names:
         if name not in modules:
             raise SpecError(f"bido: the model has no layer '{name}'; {suggest(name, [key for key in modules if key])}")

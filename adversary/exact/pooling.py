@@ -61,7 +61,7 @@ class PooledConvolution:
         padding = conv.padding if not isinstance(conv.padding, str) else (conv.kernel_size[0] // 2, conv.kernel_size[1] // 2)
         self.under = F.unfold(numbers, conv.kernel_size, padding=padding, stride=conv.stride)[0].long()
         self.padding = padding
-        height, width = self._convolved(torch.zeros(1, *shape, device=weight.device)).shape[2:]
+        height, width = self._convolved(weight.new_zeros(1, *shape)).shape[2:]
         places = torch.arange(float(height * width), device=weight.device).view(1, 1, height, width)
         self.windows = F.unfold(places, size, stride=size)[0].long().T  # (windows, positions in one)
 

@@ -96,6 +96,13 @@ class EatsTheWeights(Broken):
 
 
 @FROZEN
+class TracksTheWeights(Broken):
+    def one(self, seen, task, stream):
+        next(iter(seen.params.values())).requires_grad_()
+        return super().one(seen, task, stream)
+
+
+@FROZEN
 class Grey(Broken):
     def one(self, seen, task, stream):
         return torch.full((1, *task.space.shape), 0.5)
@@ -136,6 +143,7 @@ class Peeks(Broken):
         (EatsTheUpdate, "inputs_stay", "changes the update in place"),
         (TrainsTheModel, "inputs_stay", "changes the model in place"),
         (EatsTheWeights, "inputs_stay", "changes the weights in place"),
+        (TracksTheWeights, "inputs_stay", "updates or weights that require a gradient"),
         (Broken, "beats_blind", "that of noise .*: it rebuilds nothing"),
         (Grey, "beats_blind", "that of a grey image .*: it rebuilds nothing"),
         (Mean, "beats_blind", "that of the mean image .*: it rebuilds nothing"),

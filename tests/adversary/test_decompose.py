@@ -33,8 +33,7 @@ def alike(one, other):
 
 @pytest.mark.parametrize(
     ("examples", "dtype", "error"),
-    [(1, torch.float64, 1e-9), (2, torch.float64, 1e-9), (3, torch.float64, 1e-9), (6, torch.float64, 1e-9)]
-    + [(1, torch.float32, 1e-4), (4, torch.float32, 1e-4)],
+    [(examples, torch.float64, 1e-9) for examples in (1, 2, 3, 6)] + [(examples, torch.float32, 1e-4) for examples in (1, 4)],
 )
 def test_inputs_and_slopes_follow_from_the_gradient_of_a_layer(examples, dtype, error):
     layer, inputs, slopes = planted(examples, dtype)

@@ -68,6 +68,10 @@ def test_an_assumed_rule_takes_the_place_of_the_real_one():
     assert all(torch.equal(right[name], seen.update[name]) for name in right)
     assert not any(torch.allclose(wrong[name], seen.update[name], rtol=1e-3) for name in wrong)
     assert Assumed(momentum=0.5).update(local._replace(rule=LocalRule(batch_size=2)), {}) is None
+    adam = dataclasses.replace(rule, optimizer="adam")  # which has no momentum to set
+    decayed = local_update(task.model, seen.params, x[0], y[0], dataclasses.replace(adam, weight_decay=0.1))
+    found = Assumed(momentum=0.5, weight_decay=0.1).update(local._replace(rule=adam), {})
+    assert all(torch.equal(found[name], value) for name, value in decayed.items())
 
 
 def test_epochs_need_whole_batches():

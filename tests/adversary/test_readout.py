@@ -48,6 +48,8 @@ def test_features_before_the_last_layer_of_any_model():
     read = features_before_last(seen[0].update, 10, 1)
     assert torch.allclose(read.inputs.float(), true, atol=1e-4)
     assert read.certified.all()
+    with pytest.raises(AttackError, match="the last layer has no bias"):
+        features_before_last({"fc3.weight": seen[0].update["fc3.weight"]}, 10, 1)
 
 
 def patched(examples, normalize=None):

@@ -1,17 +1,20 @@
 """`standard`: who takes part, when it stops, and how it chooses."""
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
-from adversary import AttackError, Facts, Public
-from adversary.presets import CosineLBFGS
+from adversary import Attack, AttackError, Facts, Guess, Public
+from adversary.learned.ridge import Ridge
+from adversary.presets import CosineLBFGS, GaussNewton, InvertingGradients
 from adversary.search.progress import out_of_time, within
 from adversary.standard import CLASS_MEAN, EXACT, Standard, _Answer
 from fl_app import data
+from fl_app.core.local import LocalRule, local_update
 from fl_app.core.observation import Knowledge
+from fl_app.core.seeds import generator
 from helpers.attacks import digits, psnr, seen_of
 
 
@@ -97,6 +100,125 @@ def test_without_public_examples_the_update_decides_alone(choosing):
     _, smooth, rough = choosing
     found = {"a": answer(rough, 0.3), "b": answer(smooth, 0.4)}
     assert Standard()._choice(found, True) is found["a"]
+
+
+def test_what_standard_learns_by_hand():
+    """The mean image of each class, that of all for a class that is not there, and how rough 99 % of examples are at most."""
+    seen, task = seen_of(*digits(1, 1))
+    x, y = public()
+    known = Public(x[y != 7], y[y != 7])
+    learned = Standard().learn(task, replace(seen[0], num_examples=1), known, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(learned["means"][3], x[y == 3].mean(0))
+    torch.testing.assert_close(learned["means"][7], known.x.mean(0))
+    rough = torch.stack([one[0].diff(dim=0).abs().mean() + one[0].diff(dim=1).abs().mean() for one in known.x])
+    assert learned["variation"].item() == pytest.approx(rough.quantile(0.99).item(), rel=1e-3)
+    assert learned["public"] == len(known.x)
+
+
+ASKED: list[tuple] = []
+TRUTH: dict[int, tuple] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knows(Attack):
+    """Answers with the truth about some clients, with grey about others, and notes what it was given."""
+
+    clients: tuple[int, ...]
+
+    def run(self, seen, task, streams):
+        ASKED.append(([one.client for one in seen], self.learned, [one.initial_seed() for one in streams]))
+        grey = torch.full((1, *task.space.shape), 0.5)
+        x = [TRUTH[one.client][0] if one.client in self.clients else grey for one in seen]
+        return Guess(torch.stack(x), torch.stack([TRUTH[one.client][1] for one in seen]), torch.zeros(len(seen)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Three(Standard):
+    def members(self, seen, task, public):
+        return {"one": Knows(clients=(1,)), "none": Knows(clients=()), "both": Knows(clients=(0, 2)), "late": Knows(clients=())}
+
+
+def test_who_is_asked_about_which_targets_and_with_what():
+    x, y = digits(3, 1)
+    seen, task = seen_of(x, y, model_text="linear")
+    ASKED.clear()
+    TRUTH.update({i: (x[i], y[i]) for i in range(3)})
+    attack = Three().taught(
+        {
+            "one/map": torch.ones(1),
+            "both/map": torch.zeros(1),
+            "means": x[0].expand(10, 1, 28, 28),
+            "variation": torch.tensor(9.0),
+            "public": torch.tensor(0),
+        }
+    )
+    guess = attack(seen, task, 4)
+    assert [clients for clients, _, _ in ASKED] == [[0, 1, 2], [0, 2], [0, 2]], "about what nobody has explained yet"
+    assert [learned for _, learned, _ in ASKED] == [{"map": torch.ones(1)}, {}, {"map": torch.zeros(1)}]
+    own = [generator(4, one.server_round, one.client).initial_seed() for one in seen]
+    assert ASKED[1][2] == [generator(seed, "none").initial_seed() for seed in (own[0], own[2])]
+    torch.testing.assert_close(guess.x, x)
+    assert [list(one) for one in guess.others] == [[CLASS_MEAN, "one", "none", "both"], [CLASS_MEAN, "one"]] + [
+        [CLASS_MEAN, "one", "none", "both"]
+    ]
+    ASKED.clear()
+    Three(rounds=2)(seen, task, 4)
+    assert [clients for clients, _, _ in ASKED] == [[0, 1, 2]] * 4, "rounds of a client are asked about together"
+
+
+def test_rounds_of_a_client_that_one_of_them_explains_are_done():
+    x, y = digits(3, 1)
+    seen, task = seen_of(x, y, model_text="linear")
+    TRUTH.update({i: (x[i], y[i]) for i in range(3)})
+    ASKED.clear()
+    Three()([replace(seen[1], server_round=one) for one in (1, 2)] + seen[:1], task, 0)
+    assert [clients for clients, _, _ in ASKED] == [[1, 1, 0], [0], [0]]
+
+
+def test_who_learns_from_public_examples_is_not_asked_without():
+    seen, task = seen_of(*digits(1, 1), model_text="linear")
+    stream = [torch.Generator()]
+    with pytest.raises(AttackError, match="learns from public examples"):
+        Standard().ask("ridge", Ridge(), seen, task, stream)
+    assert Standard().ask("readout", EXACT["readout"]("count"), seen, task, stream).loss == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "knowledge", "rule"),
+    [
+        ("count", Knowledge(), "count"),
+        ("joint", Knowledge(), "count"),
+        ("count", Knowledge(defense="sign"), "rows"),
+        ("given", Knowledge(defense="sign", labels=torch.tensor([7, 3])), "given"),
+    ],
+)
+def test_the_class_mean_is_that_of_the_classes_inferred(labels, knowledge, rule, monkeypatch):
+    x, y = digits(1, 2)
+    seen, task = seen_of(x, y, model_text="linear", knowledge=knowledge)
+    means = torch.rand(10, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    asked = []
+
+    def inferred(given, one, told, rng):
+        asked.append((given, one, told, rng.initial_seed()))
+        return torch.tensor([2, 5])
+
+    monkeypatch.setattr("adversary.standard.infer", inferred)
+    (found,) = Standard(labels=labels).taught({"means": means})._class_means(seen, task, [torch.Generator().manual_seed(3)])
+    assert asked == [(rule, seen[0], task, generator(3, CLASS_MEAN).initial_seed())]
+    assert torch.equal(found.x, means[[2, 5]])
+    update = local_update(task.model, seen[0].params, means[[2, 5]], torch.tensor([2, 5]), seen[0].rule)
+    flat = [torch.cat([value.flatten() for value in one.values()]) for one in (update, seen[0].update)]
+    assert found.distance.item() == pytest.approx(1 - torch.cosine_similarity(*flat, dim=0).item(), abs=1e-5)
+    assert not found.certain
+    assert not found.likely
+
+
+def test_standard_takes_as_long_as_its_searches():
+    rule = LocalRule(batch_size=2)
+    parts = (GaussNewton(), CosineLBFGS(iterations=500), InvertingGradients(iterations=500))
+    assert Standard().cost(2, rule) == sum(one.cost(2, rule) for one in parts)
+    assert Standard(labels="given").shortened(7) == CosineLBFGS(labels="given", iterations=7)
+    assert (Standard().by_client, Standard(rounds=2).by_client) == (False, True)
 
 
 def test_nothing_that_can_be_run_is_an_error():

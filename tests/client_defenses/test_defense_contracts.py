@@ -113,6 +113,25 @@ class Flattens(Defense):
 
 
 @FROZEN
+class NoTensors(Defense):
+    def transform(self, grads, memory):
+        return {name: value.tolist() for name, value in grads.items()}
+
+
+@FROZEN
+class Tracks(Defense):
+    def on_gradient(self, grads, step, memory):
+        step.x.requires_grad_()
+        return grads
+
+
+@FROZEN
+class SendsGraphs(Defense):
+    def transform(self, grads, memory):
+        return {name: value.clone().requires_grad_() * 2 for name, value in grads.items()}
+
+
+@FROZEN
 class Leaves(Defense):
     def transform(self, grads, memory):
         return dict(list(grads.items())[1:])
@@ -154,14 +173,20 @@ def test_a_defense_that_does_little_keeps_them_all():
         (Widens, "types_stay", "has the type torch.float32, but was given as torch.float16"),
         (Flattens, "any_shapes", r"has the shape \(30,\), but was given as \(6, 5\)"),
         (Leaves, "any_shapes", "it sends"),
+        (NoTensors, "any_shapes", "it sends a list for 'matrix', not a tensor"),
+        (Tracks, "inputs_stay", "leaves weights or images that require a gradient"),
+        (SendsGraphs, "any_shapes", "carries the graph that it was computed by"),
         (NotFinite, "any_shapes", "values that are not finite"),
         (BesideTheState, "chained", "in a chain it sends something else than alone"),
         (BlindExpectation, "expectation", "does not depend on the gradient"),
     ],
 )
 def test_a_broken_contract_is_said_in_a_sentence(broken, contract, said):
+    before = torch.random.get_rng_state()
     with pytest.raises(AssertionError, match=said):
         contracts.CONTRACTS[contract](broken())
+    if contract == "seeded":
+        assert torch.equal(before, torch.random.get_rng_state()), "the check leaves the generator as it found it"
 
 
 @pytest.mark.parametrize(

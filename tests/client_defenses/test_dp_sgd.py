@@ -102,6 +102,21 @@ def test_unusual_models(twice):
     assert_near(per_example.clipped_sum(step, bound), loop(step, bound)[0])
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_pairs_of_positions_pay_for_few_positions_and_never_for_groups(groups):
+    """One position of a kernel with 8 * 9 / groups inputs and 16 outputs; of 36 positions the gradient itself is cheaper."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 16, 3, groups=groups), nn.Flatten(), nn.LazyLinear(10))
+    for side, pays in ((3, groups == 1), (8, False)):
+        model[2] = nn.Linear(16 * (side - 2) ** 2, 10)
+        step = step_of(model, (8, side, side))
+        conv = next(use for use in per_example._uses(step) if use.name == "0")
+        assert conv.positions == (side - 2) ** 2
+        assert per_example._ghost_pays(conv) is pays
+        bound = sorted(loop(step, 1.0)[1])[2]
+        assert_near(per_example.by_layers(step, bound), loop(step, bound)[0])
+
+
 def test_tied_weights_take_the_slow_way():
     model = nn.Sequential(nn.Flatten(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 10))
     model[3].weight = model[1].weight

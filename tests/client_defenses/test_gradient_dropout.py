@@ -56,6 +56,11 @@ def test_what_gradient_dropout_keeps_is_exact_and_the_rest_are_normal_decoys(sig
     assert abs(stats.pearsonr(sent[~kept], grad[~kept]).statistic) < 4.5 / math.sqrt((~kept).sum())
 
 
+def test_a_tensor_of_one_entry_has_decoys_without_spread():
+    sent = [sent_by(GradientDropout(p=0.5, sigma="match"), torch.tensor([3.0]), seed).item() for seed in range(20)]
+    assert set(sent) == {6.0, 0.0}
+
+
 def test_matching_decoys_have_the_spread_of_their_own_tensor(rng):
     grads = {"small": 1e-3 * torch.randn(20_000, generator=rng), "large": 10 * torch.randn(20_000, generator=rng)}
     sent = GradientDropout(p=0.01, sigma="match").transform(grads, Memory.fresh(0))

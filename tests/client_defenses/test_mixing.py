@@ -156,6 +156,8 @@ def test_small_cases_of_instahide(step, rng):
     assert two.y.shape == (2, 5)
     with pytest.raises(SpecError, match="cannot sum to 1"):
         InstaHide(k=4, c1=0.2)
+    with pytest.raises(SpecError, match="k"):
+        InstaHide(k=17)
 
 
 def test_they_chain_with_what_comes_after_the_gradient(step):

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from strategies.ckks import FLOOD, LIMIT, MOST_BYTES, SLOTS, CipherError, Key, Sum, public_context, tenseal
+from strategies.ckks import FLOOD, LIMIT, MOST_BYTES, SLOTS, CipherError, Key, Sum, _context, public_context, tenseal
 
 ENTRIES = SLOTS + 10
 
@@ -42,6 +42,17 @@ def test_a_sum_opens_to_the_sum_with_the_noise_that_guards_the_key(key, vectors,
     other = key.open(summed(sealed), ENTRIES) - sum(vectors)
     assert abs(torch.corrcoef(torch.stack([error, other]))[0, 1]) < 0.1
     assert again.name == key.name
+
+
+def test_a_key_is_written_without_what_only_products_and_turns_need(key):
+    context = _context()
+    context.generate_galois_keys()
+    written = tenseal().context_from(Key(context).to_bytes(), n_threads=1)
+    assert written.is_private()
+    assert written.has_public_key()
+    assert not written.has_galois_keys()
+    assert not written.has_relin_keys()
+    assert Key.from_bytes(key.to_bytes()).name == key.name
 
 
 def test_the_server_has_no_key_to_decrypt_with(key, vectors, sealed):
