@@ -113,7 +113,7 @@ def test_with_the_right_positions_the_equations_lead_to_the_input():
 
 def test_the_equations_are_those_of_a_gaussian_with_these_errors():
     """The law's, one for each output that is the largest or lies above it, and one for each entry of the gradient."""
-    block, x, seen, law = scene()
+    block, _, seen, law = scene()
     at = _Inference(block, seen, law)
     at.share = torch.rand(at.share.shape, generator=torch.Generator().manual_seed(2)).double().softmax(-1)
     error, slack = torch.tensor(0.3), torch.tensor(0.2)

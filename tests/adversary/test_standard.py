@@ -158,9 +158,8 @@ def test_who_is_asked_about_which_targets_and_with_what():
     own = [generator(4, one.server_round, one.client).initial_seed() for one in seen]
     assert ASKED[1][2] == [generator(seed, "none").initial_seed() for seed in (own[0], own[2])]
     torch.testing.assert_close(guess.x, x)
-    assert [list(one) for one in guess.others] == [[CLASS_MEAN, "one", "none", "both"], [CLASS_MEAN, "one"]] + [
-        [CLASS_MEAN, "one", "none", "both"]
-    ]
+    asked = [CLASS_MEAN, "one", "none", "both"]
+    assert [list(one) for one in guess.others] == [asked, [CLASS_MEAN, "one"], asked]
     ASKED.clear()
     Three(rounds=2)(seen, task, 4)
     assert [clients for clients, _, _ in ASKED] == [[0, 1, 2]] * 4, "rounds of a client are asked about together"
