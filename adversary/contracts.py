@@ -181,6 +181,18 @@ def inputs_stay(attack: Attack) -> None:
     must(not tracked(given), "it leaves updates or weights that require a gradient: detach them first")
 
 
+def nothing_sent(attack: Attack) -> None:
+    """An update of zeros, as a defense may send it, is refused in words or answered with finite numbers."""
+    ready, case = case_for(attack)
+    zeros = [replace(one, update={name: torch.zeros_like(value) for name, value in one.update.items()}) for one in case.seen]
+    try:
+        found = _parts(ready(zeros, case.task, 0))
+    except AttackError:
+        return
+    for name, value in found.items():
+        must(bool(value.isfinite().all()), f"of an update of zeros, {name} holds values that are not finite")
+
+
 def only_what_is_seen(attack: Attack) -> None:
     """Its answer depends on what was observed and on nothing else: not on the true examples, wherever they lie."""
     ready, case = case_for(attack)
@@ -230,6 +242,7 @@ CONTRACTS: dict[str, Callable[[Attack], None]] = {
     "answers": answers,
     "seeded": seeded,
     "inputs_stay": inputs_stay,
+    "nothing_sent": nothing_sent,
     "only_what_is_seen": only_what_is_seen,
     "alone": alone,
     "beats_blind": beats_blind,

@@ -158,8 +158,10 @@ def _logs(node: ast.AST, levels: tuple[str, ...]) -> bool:
 
 
 def _is_guard(node: ast.AST) -> bool:
-    """zip(..., strict=True) is an assertion, which makes no difference in right code; tie_weights=False only saves time."""
-    return isinstance(node, ast.keyword) and node.arg in ("strict", "tie_weights")
+    """What makes no difference in right code: an assertion, what only saves time, the order of equals, which seed is fixed."""
+    if isinstance(node, ast.keyword):
+        return node.arg in ("strict", "tie_weights", "stable")
+    return isinstance(node, ast.Call) and ast.unparse(node).startswith("torch.Generator().manual_seed(")
 
 
 def _instead(parent: ast.AST, field: str, node: ast.AST, modules: set[str]) -> Iterator[ast.AST]:
@@ -210,15 +212,15 @@ def _calls(call: ast.Call, modules: set[str], *, whole: bool) -> Iterator[ast.AS
     if whole:
         return
     if isinstance(function, ast.Attribute) and not (isinstance(function.value, ast.Name) and function.value.id in modules):
-        if not _is_move(call, function.attr):
+        if not _is_same(call, function.attr):
             yield function.value
     elif plain and len(call.args) == 1 and not call.keywords and not _is_conversion(ast.unparse(function), call.args[0]):
         yield call.args[0]
 
 
-def _is_move(call: ast.Call, method: str) -> bool:
-    """x.cpu() and x.to(device): on a CPU, where the tests run, both are x."""
-    if method == "cpu":
+def _is_same(call: ast.Call, method: str) -> bool:
+    """x.cpu() and x.to(device): on a CPU, where the tests run, both are x; x.item() is the same number."""
+    if method in ("cpu", "item"):
         return True
     to = call.args[0] if method == "to" and len(call.args) == 1 and not call.keywords else None
     return to is not None and ast.unparse(to).rpartition(".")[2] == "device"

@@ -68,6 +68,13 @@ class FloatLabels(Broken):
 
 
 @FROZEN
+class Divides(Broken):
+    def one(self, seen, task, stream):
+        size = torch.stack([value.abs().max() for value in seen.update.values()]).max()
+        return super().one(seen, task, stream) * size / size
+
+
+@FROZEN
 class SharedStream(Broken):
     def run(self, seen, task, streams):
         return super().run(seen, task, [streams[0]] * len(streams))
@@ -139,6 +146,7 @@ class Peeks(Broken):
         (GlobalDraws, "seeded", "take every draw from the streams"),
         (NotFinite, "answers", "not finite"),
         (FloatLabels, "answers", "the labels have the type torch.float32"),
+        (Divides, "nothing_sent", "of an update of zeros, x holds values that are not finite"),
         (SharedStream, "alone", "draw from its own stream alone"),
         (EatsTheUpdate, "inputs_stay", "changes the update in place"),
         (TrainsTheModel, "inputs_stay", "changes the model in place"),

@@ -53,6 +53,19 @@ def farthest(guess, x):
     return torch.cdist(x.flatten(1), guess.x.flatten(0, 1).flatten(1)).amin(1).max().item()
 
 
+def test_traps_read_images_through_a_normalisation():
+    x = images(LEVELS[:1])
+    craft = CRAFTS["traps"](rate=0.5)
+    model = models.build("mlp(hidden=[50])", SHAPE, CLASSES, seed=1, normalize=([0.3], [0.25]))
+    honest, rule = models.parameters_of(model), LocalRule(batch_size=1)
+    params = {**honest, **craft.weights(honest, 1, Scene(model, public(), rule, 0))}
+    update = local_update(model, params, x, torch.tensor([2]), rule)
+    seen = Observation(params=params, update=update, rule=rule, num_examples=1, server_round=1)
+    guess = adversary.build("traps")([seen], Task(model, Images(SHAPE), CLASSES), 0)
+    assert farthest(guess, x) < 1e-3
+    assert guess.loss.item() == 0
+
+
 @pytest.mark.parametrize("settings", [{}, {"sparse": True}, {"views": 1}, {"views": 1, "sparse": True}])
 def test_imprint_finds_each_image_that_is_alone_in_its_bin(settings):
     seen, task = seen_by("imprint", [images()], bins=40, **settings)

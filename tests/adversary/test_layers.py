@@ -222,6 +222,23 @@ def test_features_lead_to_images_by_a_map_of_public_ones():
     torch.testing.assert_close(images, by_hand.view(3, *SHAPE).clamp(0, 1), rtol=0, atol=1e-6)
 
 
+def test_features_that_are_always_zero_say_nothing_of_images():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, CLASSES))
+    params, task = models.parameters_of(model), Task(model, Images(SHAPE), CLASSES)
+    params["0.bias"][1] = -100.0
+    x = torch.rand(50, *SHAPE)
+    learned = learned_map(task, params, "3", Public(x, torch.zeros(50)))
+    assert all(value.isfinite().all() for value in learned.values())
+    assert not learned["map"][16:].any()
+
+
+def test_lenet5_is_small_enough_to_be_taken_apart():
+    model = models.build("lenet5", (1, 28, 28), 10, seed=0)
+    params = models.parameters_of(model)
+    assert _before("fc1", params, Task(model, Images((1, 28, 28)), 10))[0] == "conv2"
+
+
 def test_images_from_noise_are_the_mean_over_seeds():
     x, _, params, task = scene("lenet", examples=2)
     layer = first_linear(task.model, params)

@@ -41,6 +41,16 @@ def test_a_neuron_that_one_example_switches_on_shows_it():
     assert read.certified.tolist() == [True, False, False]  # two neurons agree on the first alone
 
 
+def test_two_examples_that_share_no_neuron_are_both_read():
+    inputs = torch.rand(2, 20, generator=torch.Generator().manual_seed(0))
+    slopes = torch.tensor([[0.5, 0.0], [-0.2, 0.0], [0.0, 0.3], [0.0, 1.0], [0.0, 0.7]])
+    read = read_out(slopes @ inputs, slopes.sum(1), 2)
+    assert torch.allclose(read.inputs.float(), inputs.flip(0), atol=1e-5)  # three neurons agree on the second
+    assert read.certified.all()
+    assert len(read_out(slopes @ inputs, slopes.sum(1), 1).inputs) == 1
+    assert not read_out(slopes @ inputs, slopes.sum(1), 1).certified.any()
+
+
 def test_features_before_the_last_layer_of_any_model():
     x, y = digits(1, 1)
     seen, task = seen_of(x, y, model_text="lenet5")
