@@ -119,7 +119,7 @@ def _mixture(seen: Observation, layer: str) -> _Mixture:
 
 def _scaled(mixture: _Mixture, rows: Tensor) -> tuple[Tensor, Tensor]:
     """(inputs (B, n), slopes (B, m)) of unmixing rows; sign and scale are those that explain the bias's gradient."""
-    back = rows.double().to(mixture.whiten) @ mixture.whiten
+    back = rows.to(mixture.whiten) @ mixture.whiten
     slopes = mixture.left @ torch.linalg.pinv(back)
     scale = torch.linalg.lstsq(slopes, mixture.bias[:, None]).solution[:, 0]
     scale = torch.where(scale.abs() < 1e-12, 1e-12, scale)

@@ -33,6 +33,7 @@ SWAPS: dict[type[ast.operator], type[ast.operator]] = {
 }
 # What only gets another type is mypy's business.
 TYPED = ("bool", "float", "int", "str", "list", "tuple")
+SMALL = 1e-3
 LARGE = 50  # one more of so many is no mistake that counts, a tenth of them is
 CONDITIONAL = (ast.If, ast.While, ast.IfExp)
 DROPPED = (ast.AugAssign, ast.Delete, ast.Raise)
@@ -174,7 +175,7 @@ def _instead(parent: ast.AST, field: str, node: ast.AST, modules: set[str]) -> I
         yield ast.Constant(None)
     match node:
         case ast.Compare(ops=[op]):
-            for other in FLIPS[type(op)]:
+            for other in FLIPS[type(op)][_is_tolerance(node) :]:
                 yield _with(node, ops=[other()])
         case ast.BinOp() if type(node.op) in SWAPS:
             yield _with(node, op=SWAPS[type(node.op)]())
@@ -200,6 +201,12 @@ def _instead(parent: ast.AST, field: str, node: ast.AST, modules: set[str]) -> I
         yield ast.Pass()
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute | ast.Subscript):
         yield ast.Pass()
+
+
+def _is_tolerance(node: ast.Compare) -> bool:
+    """Whether one side is a number such as 1e-12, which no other meets exactly, so that its boundary does not matter."""
+    sides = (node.left, *node.comparators)
+    return any(isinstance(one, ast.Constant) and isinstance(one.value, float) and 0 < one.value < SMALL for one in sides)
 
 
 def _calls(call: ast.Call, modules: set[str], *, whole: bool) -> Iterator[ast.AST]:

@@ -2,12 +2,14 @@
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from flwr.app import ConfigRecord
+from flwr.serverapp.strategy import FedAvg
 from rich.console import Console
 
 import adversary
@@ -16,7 +18,7 @@ from adversary.exact.fishing import _singles
 from fl_app import client_app
 from fl_app.attacking.session import task_spec
 from fl_app.cli.attack import attack_run
-from fl_app.core.local import local_update
+from fl_app.core.local import LocalRule, local_update
 from fl_app.core.observation import Knowledge
 from fl_app.core.wire import to_record, to_tensors
 from fl_app.engines.inline import InlineGrid
@@ -27,7 +29,9 @@ from fl_app.experiment.runs import new_path
 from fl_app.models import parameters_of
 from helpers.engines import captures_of, go, same, weights_of
 from helpers.malicious import recovered, shares
-from strategies.crafts import CRAFTS, CraftError, Scene
+from helpers.replies import RULE, good, make, tensors
+from strategies.crafts import CRAFTS, Craft, CraftError, Scene
+from strategies.malicious import Malicious
 
 
 @pytest.fixture
@@ -165,6 +169,88 @@ def test_rounds_that_are_not_captured_are_honest(small):
             assert same(to_tensors(message.content["arrays"]), to_tensors(weights)) is not crafted
 
 
+@dataclass(frozen=True, kw_only=True)
+class Marked(Craft):
+    """Sends sevens for "a", and if asked to a client's number for "b"."""
+
+    each: bool = False
+
+    def weights(self, honest, server_round, scene):
+        return {"a": torch.full_like(honest["a"], 7.0)}
+
+    def own(self, honest, client, scene):
+        assert (honest["a"] == 7).all(), "it is given what all clients are sent"
+        return {"b": torch.full_like(honest["b"], float(client))} if self.each else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Useless(Marked):
+    trains: ClassVar[bool] = False
+
+
+def asked(strategy, grid, server_round):
+    """(the messages of a round, what they carry by client)."""
+    messages = strategy.configure_train(server_round, to_record(tensors(1)), ConfigRecord(), grid)
+    return messages, {one.metadata.dst_node_id - 1: to_tensors(one.content["arrays"]) for one in messages}
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_crafted_tensors_are_sent_and_taken_back(each):
+    inner, grid = make(lambda client, _: good(client + 1))
+    strategy = Malicious(inner, Marked(each=each), Scene(None, None, RULE, 0), {2})
+    _, sent = asked(strategy, grid, 1)
+    assert all(same(one, tensors(1)) for one in sent.values())
+    messages, sent = asked(strategy, grid, 2)
+    for client, one in sent.items():
+        assert (one["a"] == 7).all()
+        assert (one["b"] == (client if each else 1)).all()
+    assert all(one.content["config"]["server-round"] == 2 for one in messages)
+    arrays, _ = strategy.aggregate_train(2, grid.send_and_receive(messages))
+    kept = to_tensors(arrays)
+    assert (kept["a"] == 1).all(), "as before the round"
+    assert (kept["b"] == (1 if each else 1 - 2)).all(), "the others step along the mean gradient, which is 2"
+    messages, _ = asked(strategy, grid, 3)
+    arrays, _ = strategy.aggregate_train(3, grid.send_and_receive(messages))
+    assert (to_tensors(arrays)["a"] == -1).all(), "an honest round trains all of them"
+
+
+def test_answers_that_train_nothing_are_counted_and_thrown_away():
+    inner, grid = make(lambda client, _: good(client + 1))
+    strategy = Malicious(inner, Useless(), Scene(None, None, RULE, 0), {1})
+    messages, _ = asked(strategy, grid, 1)
+    arrays, metrics = strategy.aggregate_train(1, grid.send_and_receive(messages))
+    assert arrays is None
+    assert metrics["accepted"] == 3
+    messages, _ = asked(strategy, grid, 2)
+    assert strategy.aggregate_train(2, grid.send_and_receive(messages))[0] is not None
+
+
+def test_around_a_strategy_without_numbers_clients_are_numbered_as_they_are_asked():
+    inner, grid = make(lambda client, _: good(1))
+    messages = inner.configure_train(1, to_record(tensors(1)), ConfigRecord(), grid)
+
+    class Foreign(FedAvg):
+        def configure_train(self, server_round, arrays, config, grid):
+            return [messages[place] for place in ((2, 0) if server_round == 1 else (1, 0))]
+
+        def aggregate_train(self, server_round, replies):
+            return None, None
+
+    strategy = Malicious(Foreign(), Marked(each=True), Scene(None, None, RULE, 0), {1, 2})
+    assert {node: one["b"][0].item() for node, one in asked(strategy, grid, 1)[1].items()} == {2: 0, 0: 1}
+    assert {node: one["b"][0].item() for node, one in asked(strategy, grid, 2)[1].items()} == {1: 2, 0: 1}
+    assert strategy.aggregate_train(1, []) == (None, None)
+    assert Malicious(Foreign(), Useless(), Scene(None, None, RULE, 0), {1}).aggregate_train(1, []) == (None, None)
+
+
+def test_a_craft_that_does_not_fit_is_refused_before_the_first_round():
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1))
+    with pytest.raises(CraftError, match="several local steps"):
+        Malicious(FedAvg(), CRAFTS["traps"](), Scene(model, None, LocalRule(kind="delta", steps=2, lr=0.1), 0), {1})
+    with pytest.raises(CraftError, match="begins with a fully connected layer"):
+        Malicious(FedAvg(), CRAFTS["traps"](), Scene(model, None, RULE, 0), {1})
+
+
 def test_loki_through_secure_aggregation(attacked):
     """The protocol gives the server the mean alone, and that is enough."""
     experiment = local_steps(attacked).changed(server="loki(bins=200)", visibility="secagg")
@@ -198,8 +284,8 @@ def test_an_honest_server_changes_nothing(attacked):
 
 def test_servers_are_named_and_each_has_a_read_out():
     assert list(CRAFTS) == ["honest", "fishing", "imprint", "loki", "traps"]
-    for make in CRAFTS.values():
-        adversary.build(make().readout or adversary.DEFAULT)
+    for craft in CRAFTS.values():
+        adversary.build(craft().readout or adversary.DEFAULT)
 
 
 def test_an_unknown_server_is_answered_with_the_valid_ones(small):
