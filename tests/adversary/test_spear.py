@@ -96,3 +96,15 @@ def test_the_layers_it_needs_are_looked_for():
         attack("spear", *seen_of(*digits(1, 40), model_text="mlp"))
     with pytest.raises(AttackError, match="no linear layer with a bias"):
         first_linear(nn.Conv2d(1, 1, 1), {})
+
+
+def test_the_cost_is_that_of_the_search_for_images():
+    rule = LocalRule(batch_size=4)
+    assert adversary.build("spear(iterations=7, seeds=3)").cost(4, rule) == 7 * 3 * 4
+    ready = adversary.build("spear(iterations=7, seeds=3, public=True)")
+    assert ready.cost(4, rule) == 7 * 4  # from one start
+    assert ready.trained
+    assert not adversary.build("spear").trained
+    peeling = adversary.build("peeling(iterations=10, seeds=2)")
+    assert peeling.cost(1, rule) == 5010
+    assert peeling.shortened(3) == adversary.build("peeling(iterations=3, seeds=2)")
