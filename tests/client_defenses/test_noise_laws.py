@@ -5,7 +5,9 @@ import torch
 
 from client_defenses import Memory, build
 from client_defenses.tools.noise import Noise
+from fl_app import models
 from fl_app.core.local import Step
+from fl_app.core.spec import SpecError
 
 LAWS = {
     "dp_gaussian(scale=0.2, clip=3.0)": Noise(scale=0.2, clip=3.0),
@@ -48,3 +50,23 @@ def test_noise_is_added_to_what_the_first_part_says(rng):
     plain = build("mask").before_noise(step, Memory.fresh(0))
     whole = build("mask").expected(step.gradient())
     assert all(torch.allclose(value, whole[name]) for name, value in plain.items())
+
+
+@pytest.mark.parametrize("text", ["dp_sgd", "ldpm"])
+def test_before_its_noise_a_sum_is_the_mean_without_noise_times_the_batch(text):
+    model = models.build("lenet", (1, 16, 16), 10)
+    x = torch.rand(3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    step = Step(models.parameters_of(model), model, x, torch.arange(3))
+    quiet = build(f"{text}(noise=0.0, clip=0.5)").protect(step, Memory.fresh(1))
+    before = build(f"{text}(noise=2.0, clip=0.5)").before_noise(step, Memory.fresh(1))
+    for name, value in before.items():
+        classes = 10 if text == "ldpm" and name.startswith("fc.") else 1  # its class layer is scaled by their number
+        torch.testing.assert_close(value * classes / 3, quiet[name], rtol=1e-4, atol=1e-6)
+    mixing = models.build("convnet(width=4)", (3, 9, 9), 10)
+    mixed = Step(models.parameters_of(mixing), mixing, torch.rand(2, 3, 9, 9), torch.arange(2))
+    with pytest.raises(SpecError, match=f"{text} needs a gradient for each example"):
+        build(text).before_noise(mixed, Memory.fresh(1))
+
+
+def test_noise_is_as_strong_as_its_scale_in_either_unit():
+    assert [Noise(scale=0.2).strength, Noise(relative=0.3).strength, Noise().strength] == [0.2, 0.3, 0]

@@ -45,6 +45,17 @@ def test_only_names_can_be_allowed():
             plugins.allow([wrong])
 
 
+def test_what_is_allowed_is_allowed_again_by_a_command_that_goes_on(monkeypatch):
+    monkeypatch.setenv(plugins.ALLOW, "")
+    assert plugins.again(["thorns", "sweep"]) == ["thorns", "sweep"]
+    plugins.allow([])
+    assert plugins.allowed() == []
+    plugins.allow(["a.b:C", " d:E "])
+    plugins.allow(["a.b:C"])
+    assert plugins.allowed() == ["a.b:C", "d:E"]
+    assert plugins.again(["thorns"]) == ["thorns", "--allow", "a.b:C", "--allow", "d:E"]
+
+
 def test_names_are_found_in_what_people_type():
     named = plugins.named_in
     assert named("a.b:C(x={1,2}) + prune + d:E") == ["a.b:C", "d:E"]

@@ -116,6 +116,19 @@ def test_an_object_made_in_code_is_checked_too():
         Thing(p=-1)
 
 
+def test_factories_are_described_by_their_settings_and_a_sentence():
+    def needs(*, path: str, times: int = 3) -> str:
+        """Needs a path.
+
+        And says more.
+        """
+        return path * times
+
+    assert spec.describe(needs) == ("path=..., times=3", "Needs a path.")
+    assert spec.describe(Thing) == ("p=0.5, mode='a', sigma=0.1, at=()", "A thing.")
+    assert spec.describe(lambda: None) == ("", "")
+
+
 def test_required_settings_are_named():
     def needs(*, path: str) -> str:
         return path
