@@ -7,13 +7,14 @@ import torch
 
 import adversary
 from adversary import AttackError, Facts, Public
+from adversary.base import LEAST_PUBLIC
 from adversary.informed.noise import NoiseLaw, law_of
 from adversary.informed.refiner import cleaned
-from adversary.learned.ridge import fitted
+from adversary.learned.ridge import Ridge, fitted
 from adversary.spaces import ClassGaussian
 from client_defenses import Memory, build
 from fl_app import data
-from fl_app.core.local import Step
+from fl_app.core.local import LocalRule, Step, local_update
 from fl_app.core.observation import Knowledge
 from helpers.attacks import digits, psnr, seen_of
 
@@ -135,3 +136,43 @@ def test_both_systems_of_the_linear_map_have_the_same_answer():
     features, wanted = torch.randn(60, 40, generator=rng), torch.randn(60, 3, generator=rng)
     lifted = torch.cat([features, torch.zeros(60, 30)], 1)  # more features than examples, with nothing in them
     assert torch.allclose(fitted(features, wanted)["map"], fitted(lifted, wanted)["map"][:40], atol=1e-4)
+
+
+def test_ridge_sees_each_tensor_in_units_of_its_size_and_maps_updates_to_examples():
+    """The map is fitted to updates over sizes; of a tensor that never changes the size is next to nothing, not zero."""
+    x, y = digits(LEAST_PUBLIC, 1)
+    seen, task = seen_of(x[:2], y[:2], model_text="mlp(hidden=[6])")
+    seen[0].params["fc1.bias"][:] = -100.0  # no neuron is ever on
+    seen = [dataclasses.replace(one, params=seen[0].params) for one in seen]
+    known = Public(x[:, 0], y[:, 0])
+    learned = Ridge().learn(task, seen[0], known, torch.Generator())
+    updates = [local_update(task.model, seen[0].params, a, b, seen[0].rule) for a, b in zip(x, y, strict=True)]
+    for name in seen[0].update:
+        size = torch.stack([one[name] for one in updates]).square().mean().sqrt()
+        assert learned[f"size/{name}"].item() == pytest.approx(size.item(), abs=1e-11, rel=1e-4)
+    assert learned["size/fc1.weight"] == pytest.approx(1e-12)
+    ready = Ridge().taught(learned)
+    given = [dataclasses.replace(one, update=updates[i]) for i, one in enumerate(seen)]
+    guess = ready.run(given, task, [torch.Generator(), torch.Generator()])
+    for i in range(2):
+        flat = torch.cat([(value / learned[f"size/{name}"]).flatten() for name, value in updates[i].items()])
+        found = (flat - learned["middle"]) @ learned["map"] + learned["mean"]
+        torch.testing.assert_close(guess.x[i].flatten(), found)
+        torch.testing.assert_close(guess.loss[i], (found - found.clamp(0, 1)).square().mean())
+    assert guess.y[:, 0].tolist() == y[:2, 0].tolist()
+
+
+def test_ridge_says_what_it_needs():
+    x, y = digits(1, 2)
+    seen, task = seen_of(x, y, model_text="linear")
+    known = Public(x[0, :1].expand(LEAST_PUBLIC - 1, 1, 28, 28), y[0, :1].expand(LEAST_PUBLIC - 1))
+    with pytest.raises(AttackError, match="one example per update, not 2"):
+        Ridge().learn(task, seen[0], known, torch.Generator())
+    (one,), task = seen_of(x[:, :1], y[:, :1], model_text="linear")
+    with pytest.raises(AttackError, match="at least 500 public examples, and there are 499"):
+        Ridge().learn(task, one, known, torch.Generator())
+    with pytest.raises(AttackError, match="learns from public examples first"):
+        Ridge()([one], task, 0)
+    assert Ridge().informed("none", Facts()) == []
+    assert Ridge().informed("sign", Facts())[0].attack == Ridge()
+    assert Ridge().cost(2, LocalRule(kind="delta", steps=3, lr=0.1)) == 600

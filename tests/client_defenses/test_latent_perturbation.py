@@ -182,3 +182,15 @@ def test_learning_lowers_noise_that_only_hurts(rng):
     memory = Memory.fresh(0)
     defense.on_start(step, memory)
     assert memory.state["noise/sigma"].mean() < 0.95
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_decoder_works_in_single_precision_whatever_the_model_does(dtype):
+    rng = torch.Generator().manual_seed(0)
+    z, x = torch.randn(3, 8, generator=rng), torch.rand(3, 1, 8, 8, generator=rng)
+    weights = start((8,), (1, 8, 8), Memory.fresh(0))
+    found = correlation(weights, z.to(dtype), x.to(dtype), "batch")
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert found.item() == pytest.approx(
+        correlation(weights, z.to(dtype).float(), x.to(dtype).float(), "batch").item(), rel=1e-4
+    )
