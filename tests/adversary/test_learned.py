@@ -14,7 +14,7 @@ from adversary.learned.ridge import Ridge, fitted
 from adversary.spaces import ClassGaussian
 from client_defenses import Memory, build
 from fl_app import data
-from fl_app.core.local import LocalRule, Step, local_update
+from fl_app.core.local import Step, local_update
 from fl_app.core.observation import Knowledge
 from helpers.attacks import digits, psnr, seen_of
 
@@ -160,19 +160,3 @@ def test_ridge_sees_each_tensor_in_units_of_its_size_and_maps_updates_to_example
         torch.testing.assert_close(guess.x[i].flatten(), found)
         torch.testing.assert_close(guess.loss[i], (found - found.clamp(0, 1)).square().mean())
     assert guess.y[:, 0].tolist() == y[:2, 0].tolist()
-
-
-def test_ridge_says_what_it_needs():
-    x, y = digits(1, 2)
-    seen, task = seen_of(x, y, model_text="linear")
-    known = Public(x[0, :1].expand(LEAST_PUBLIC - 1, 1, 28, 28), y[0, :1].expand(LEAST_PUBLIC - 1))
-    with pytest.raises(AttackError, match="one example per update, not 2"):
-        Ridge().learn(task, seen[0], known, torch.Generator())
-    (one,), task = seen_of(x[:, :1], y[:, :1], model_text="linear")
-    with pytest.raises(AttackError, match="at least 500 public examples, and there are 499"):
-        Ridge().learn(task, one, known, torch.Generator())
-    with pytest.raises(AttackError, match="learns from public examples first"):
-        Ridge()([one], task, 0)
-    assert Ridge().informed("none", Facts()) == []
-    assert Ridge().informed("sign", Facts())[0].attack == Ridge()
-    assert Ridge().cost(2, LocalRule(kind="delta", steps=3, lr=0.1)) == 600
