@@ -83,8 +83,7 @@ def _counted(seen: Observation, task: Task, bias: Tensor, noise: Tensor) -> Tens
     """How often each class occurs by n_c = B (p_c - bias gradient_c), p that of noise: int64 (examples,)."""
     with torch.no_grad():
         probability = functional_call(task.model, seen.params, (noise,)).softmax(1).mean(0)
-    share = (seen.num_examples * (probability - bias)).clamp_min(0)
-    return _rounded(share * seen.num_examples / share.sum().clamp_min(1e-12), seen.num_examples)
+    return _rounded((seen.num_examples * (probability - bias)).clamp_min(0), seen.num_examples)
 
 
 def by_rows(seen: Observation, gradient: Tensors, task: Task, rng: torch.Generator) -> Tensor:
@@ -100,8 +99,7 @@ def by_rows(seen: Observation, gradient: Tensors, task: Task, rng: torch.Generat
     factors = weight @ features.to(weight)
     if bias is not None:
         factors = factors + bias
-    excess = (-factors).clamp_min(0)
-    return _rounded(seen.num_examples * excess / excess.sum().clamp_min(1e-12), seen.num_examples)
+    return _rounded((-factors).clamp_min(0), seen.num_examples)
 
 
 def _features(task: Task, params: Tensors, x: Tensor, weight: str) -> Tensor:
@@ -118,7 +116,9 @@ def _features(task: Task, params: Tensors, x: Tensor, weight: str) -> Tensor:
 
 
 def _rounded(share: Tensor, examples: int) -> Tensor:
-    """As many of each class as its expected number, by largest remainders: int64 (examples,)."""
+    """As many of each class as its share of the whole, by largest remainders; of nothing, equal ones: int64 (examples,)."""
+    share = share if bool(share.any()) else torch.ones_like(share)
+    share = examples * share / share.sum()
     counts = share.floor()
     missing = int(examples - counts.sum().item())
     counts[(share - counts).argsort(descending=True)[:missing]] += 1

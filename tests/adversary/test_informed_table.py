@@ -239,6 +239,12 @@ class Noisy(Defense):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Halved(Noisy):
+    def expected(self, grads):
+        return {name: value / 2 for name, value in grads.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Told(Noisy):
     informed_by = "nowhere"
 
@@ -246,6 +252,8 @@ class Told(Noisy):
 def test_a_defense_that_nobody_knows(monkeypatch):
     monkeypatch.setitem(client_defenses.DEFENSES, "noisy", Noisy)
     assert list(told("noisy", BATCH)) == ["noise-proof"]
+    monkeypatch.setitem(client_defenses.DEFENSES, "halved", Halved)
+    assert list(told("halved", BATCH)) == ["expected", "noise-proof"]
     assert informed.words(Noisy).startswith("Matches through what the defense is expected to send")
     assert informed.words(client_defenses.DEFENSES["mask"]) == "Matches only the entries that were sent."
     monkeypatch.setattr(Told, "informed_by", "helpers.plugged:TRACE")  # a text

@@ -38,6 +38,13 @@ def test_classes_are_counted(counts):
     assert inferred("count", one, task) == [label for label, number in enumerate(counts) for _ in range(number)]
 
 
+@pytest.mark.parametrize("rule", ["count", "count_rows", "rows"])
+def test_where_no_class_seems_to_be_there_any_answer_has_as_many(rule):
+    one, task = scene()
+    nowhere = dataclasses.replace(one, update={name: torch.full_like(value, 9.0) for name, value in one.update.items()})
+    assert len(inferred(rule, nowhere, task)) == sum(COUNTS)
+
+
 def test_rows_count_only_ratios_of_what_is_missing():
     for factor in (1.0, 1e-3):
         one, task = scene((0, 4, 0, 12), bias=False)  # 0.25 - share: 0.25, 0, 0.25, -0.5

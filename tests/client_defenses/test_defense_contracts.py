@@ -155,6 +155,21 @@ class BranchingExpectation(Defense):
         return {name: value if value.norm() > 1 else 2 * value for name, value in grads.items()}
 
 
+def test_what_defenses_are_tried_on():
+    """Four images of four classes, and weights of one size."""
+    step = contracts.example_step()
+    assert step.x.shape == (4, 1, 28, 28)
+    assert step.y.tolist() == [0, 1, 2, 3]
+    for name, value in step.params.items():
+        if value.ndim > 1:
+            assert value.std().item() == pytest.approx(0.2, rel=0.2), name
+            assert torch.equal(step.model.get_parameter(name), value)
+    odd = contracts.odd_message(torch.float64)
+    assert not odd["turned"].is_contiguous()
+    assert {value.dtype for value in odd.values()} == {torch.float64}
+    assert [odd[name].numel() for name in ("one", "number", "nothing", "none")] == [1, 1, 0, 0]
+
+
 def test_a_defense_that_does_little_keeps_them_all():
     for contract in contracts.CONTRACTS.values():
         contract(Half())

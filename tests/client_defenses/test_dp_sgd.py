@@ -117,6 +117,17 @@ def test_pairs_of_positions_pay_for_few_positions_and_never_for_groups(groups):
         assert_near(per_example.by_layers(step, bound), loop(step, bound)[0])
 
 
+def test_layer_norms_over_features_and_over_whole_images():
+    """Over the last dimension of rows and of tokens, and over channels, height and width together."""
+    torch.manual_seed(0)
+    image = nn.Sequential(nn.LayerNorm((2, 4, 4)), nn.Flatten(), nn.Linear(32, 6), nn.LayerNorm(6), nn.Linear(6, 10))
+    tokens = nn.Sequential(nn.LayerNorm((4, 4)), nn.Linear(4, 6), nn.LayerNorm(6), nn.Flatten(), nn.Linear(48, 10))
+    for model in (image, tokens):
+        step = step_of(model, (2, 4, 4))
+        bound = sorted(loop(step, 1.0)[1])[2]
+        assert_near(per_example.by_layers(step, bound), loop(step, bound)[0])
+
+
 def test_tied_weights_take_the_slow_way():
     model = nn.Sequential(nn.Flatten(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 10))
     model[3].weight = model[1].weight

@@ -1,6 +1,7 @@
 """Encrypted aggregation: the weights of plain FedSGD, ciphertexts and one mean for the server, and a line for what is wrong."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from fl_app.report import tables
 from helpers.engines import captures_of, go, same, weights_of
 from helpers.hidden import Watched, start
 from strategies.ckks import MOST_BYTES, Key
-from strategies.encrypted import RECORD, Encrypted
+from strategies.encrypted import RECORD, Encrypted, _usual
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,14 @@ def test_a_reply_of_wrong_bytes_is_left_out_with_one_line(five, keys, caplog, ch
     (line,) = [one.getMessage() for one in caplog.records if "client 2 is rejected" in one.getMessage()]
     assert why in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(("keys", "usual"), [("bab", "b"), ("ba", "a"), ("cbacbad", "a"), ("", "")])
+def test_the_usual_key_is_that_of_most_replies_and_of_several_the_first_by_name(keys, usual):
+    told = [RecordDict({RECORD: ConfigRecord({"key": key})}) for key in [*keys, 7]] + [RecordDict()]  # 7 is no name
+    replies = [SimpleNamespace(content=one, has_content=lambda: True) for one in told]
+    replies.append(SimpleNamespace(has_content=lambda: False))
+    assert _usual(dict(enumerate(replies))) == usual
 
 
 def test_a_sum_that_nobody_can_open_changes_nothing(five, keys, caplog):
