@@ -189,13 +189,13 @@ def _checked_guess(guess: Guess, seen: Sequence[Observation], task: Task) -> Gue
     others = [{name: _checked_other(name, one, expected[1:], task) for name, one in each.items()} for each in guess.others]
     if len(others) not in (0, len(seen)):
         raise AttackError(f"the attack handed on others for {len(others)} of {len(seen)} targets: this is a bug in it")
-    return Guess(task.space.clamp(guess.x.detach()), guess.y.detach(), guess.loss.detach(), others, guess.remark)
+    return Guess(task.space.clamp(guess.x.detach()), guess.y, guess.loss.detach(), others, guess.remark)
 
 
 def _checked_other(name: str, other: Other, expected: tuple[int, ...], task: Task) -> Other:
     if other.x.shape != expected or other.y.shape != expected[:1]:
         raise AttackError(f"{name} answered with the shape {tuple(other.x.shape)}, not {expected}: this is a bug in it")
-    return Other(task.space.clamp(other.x.detach()), other.y.detach())
+    return Other(task.space.clamp(other.x.detach()), other.y)
 
 
 def _checked_belief(belief: Belief, seen: Sequence[Observation]) -> Belief:

@@ -40,7 +40,8 @@ DROPPED = (ast.AugAssign, ast.Delete, ast.Raise)
 # Annotations and decorators say what mypy and dataclasses check; the words of errors and of f-strings are not behaviour.
 UNTOUCHED = {"annotation", "returns", "decorator_list", "exc", "cause", "msg"}
 # The order of what these are given does not matter, or mypy knows it.
-UNORDERED = ("isinstance", "issubclass", "getattr", "max", "min", "torch.equal", "torch.logaddexp", "torch.allclose")
+UNORDERED = ("isinstance", "issubclass", "getattr", "max", "min")
+UNORDERED += ("torch.equal", "torch.logaddexp", "torch.allclose", "torch.maximum", "torch.minimum", "torch.promote_types")
 
 
 @dataclass(frozen=True)

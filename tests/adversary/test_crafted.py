@@ -53,6 +53,18 @@ def farthest(guess, x):
     return torch.cdist(x.flatten(1), guess.x.flatten(0, 1).flatten(1)).amin(1).max().item()
 
 
+def test_traps_believe_images_that_neurons_agree_on():
+    seen, task = seen_by("traps", [images()[:2]], text="mlp(hidden=[10])")
+    bright, dark = (images()[0].index_fill(2, torch.tensor(1), value) for value in (1.02, -0.02))  # no pixels of images
+    rows = torch.stack([images()[0], images()[0] + 0.0015, images()[1], images()[1] + 0.0005, *[bright] * 3, *[dark] * 3])
+    rows = rows.flatten(1)
+    bias = torch.tensor([0.4, -0.2, 0.3, 0.1, 0.1, 0.1, 0.1, -0.1, 0.1, 0.1])
+    update = {**seen[0].update, "fc1.weight": rows * bias[:, None], "fc1.bias": bias}
+    guess = adversary.build("traps")([replace(seen[0], update=update)], task, 0)
+    torch.testing.assert_close(guess.x[0, 0], images()[1], rtol=0, atol=6e-4)  # two are less than 0.001 apart
+    torch.testing.assert_close(guess.x[0, 1], images()[0], rtol=0, atol=2e-3)
+
+
 def test_traps_read_images_through_a_normalisation():
     x = images(LEVELS[:1])
     craft = CRAFTS["traps"](rate=0.5)

@@ -159,6 +159,16 @@ def test_only_what_is_new_is_kept_and_the_most_zeros_first():
     assert (alike(one.found, true).amax(0) > 1 - 1e-9).all()
 
 
+def test_columns_are_the_same_by_the_angle_between_them(monkeypatch):
+    one, _ = search(2)
+    one.metric = torch.ones(2, dtype=torch.float64)
+    monkeypatch.setattr(one, "_refined", lambda starts: (starts, torch.ones(len(starts), dtype=torch.float64)))
+    for angle, kept in ((1e-2, 2), (1e-4, 1)):
+        one.found, one.score = one.found[:0], one.score[:0]
+        assert one._keep(torch.tensor([[1.0, 0.0], [1.0, angle]], dtype=torch.float64))
+        assert len(one.found) == kept
+
+
 def test_rows_are_likely_off_as_often_as_for_the_examples_found():
     one, true = search()
     slopes = planted(4)[2][one.alive][:, :3]
@@ -188,7 +198,9 @@ def test_null_spaces_vanish_on_all_but_three_of_as_many_rows_as_dimensions():
 def test_rows_that_are_drawn_lead_to_all_directions(examples):
     one, true = search(examples)
     found = one._on_rows(true[:0])
-    assert len(found) <= 256
+    assert 0 < len(found) <= 256
+    unit = normalize(found, dim=1)
+    assert (one._vanishing(unit[unit.norm(dim=1) > 0.5], 1e-6).sum(1) >= examples + 2).float().mean() > 0.9  # by no chance
     assert (alike(found, true / one.metric).amax(0) > 1 - 1e-6).all()
 
 

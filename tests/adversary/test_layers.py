@@ -134,7 +134,7 @@ def test_steps_share_the_update_by_momentum():
 
 
 def test_a_search_starts_at_the_ends_of_what_is_nowhere_negative():
-    rows = torch.tensor([[1.0, 1.0, 1.0], [-1.0, 0.0, 2.0]], dtype=torch.float64)
+    rows = torch.tensor([[1.0, 1.0, 1.0, 1e-6], [-1.0, 0.0, 2.0, 1e-5]], dtype=torch.float64)  # the last is rounding
     mean = torch.tensor([2.0, 0.0], dtype=torch.float64)
     # Across is (0, 2): inputs 2 + s (-2, 0, 4) are nowhere negative for s from -0.5 to 1.
     starts = torch.stack(_starts(mean, rows, 2)).view(-1, 2, 2)
@@ -167,6 +167,14 @@ def test_the_least_remainder_of_a_curved_problem_is_found():
     assert distance == pytest.approx(2**0.5, rel=1e-3)
     start = torch.tensor([0.0], dtype=torch.float64)
     assert _least(lambda z: z.abs().sqrt() + 1, start)[0] is start  # its slope there is not finite
+
+
+def test_one_step_of_a_search_solves_a_linear_problem(monkeypatch):
+    monkeypatch.setattr("adversary.exact.steps.ITERATIONS", 1)
+    matrix = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    found, distance = _least(lambda z: matrix @ z - matrix.sum(1), torch.zeros(2, dtype=torch.float64))
+    torch.testing.assert_close(found, torch.ones(2, dtype=torch.float64), rtol=0, atol=0.01)
+    assert distance == pytest.approx((matrix @ found - matrix.sum(1)).norm().item())
 
 
 def test_features_are_expected_around_the_mean_of_those_behind_them():

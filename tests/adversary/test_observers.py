@@ -174,6 +174,8 @@ def test_features_are_read_off_the_last_layer():
     logits = torch.func.functional_call(changed, {**PARAMS, **drawn}, (x,))
     torch.testing.assert_close(logits, MODEL(step.x))
     assert torch.autograd.grad(logits.sum(), x)[0].abs().sum() > 0
+    nothing = {name: torch.zeros_like(value) for name, value in update.items()}
+    assert not observer.draw(dataclasses.replace(seen, update=nothing), TASK)["3.features"].any()
     bare = {name: value for name, value in update.items() if name != "3.bias"}
     for other in (
         dataclasses.replace(seen, update=bare),

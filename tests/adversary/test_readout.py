@@ -5,7 +5,7 @@ import torch
 
 from adversary import AttackError
 from adversary.exact.features import inputs_of
-from adversary.exact.readout import features_before_last, read_out
+from adversary.exact.readout import features_before_last, read_out, softmax_inputs
 from fl_app import models
 from fl_app.core.local import LocalRule, local_update
 from fl_app.core.observation import Observation, Task
@@ -39,6 +39,28 @@ def test_a_neuron_that_one_example_switches_on_shows_it():
     read = read_out(slopes @ inputs, slopes.sum(1), 3)
     assert torch.allclose(read.inputs[0].float(), inputs[0], atol=1e-5)
     assert read.certified.tolist() == [True, False, False]  # two neurons agree on the first alone
+
+
+def test_a_neuron_that_learned_nearly_nothing_is_not_read():
+    inputs = torch.rand(2, 20, generator=torch.Generator().manual_seed(0))
+    slopes = torch.tensor([[0.5, 0.0], [0.0, 0.3], [0.0, 0.6], [0.2, 0.0], [1e-6, 0.0], [1e-6, 0.0], [1e-6, 0.0]])
+    weight = slopes @ inputs
+    weight[4:] = 3e-6  # rounding, on which several agree
+    read = read_out(weight, slopes.sum(1), 3)
+    assert len(read.inputs) == 2
+    assert torch.cdist(inputs, read.inputs.float()).amin(1).max() < 1e-3
+
+
+def test_half_precision_is_told_from_a_mixture():
+    """A gradient of one example in bfloat16 is of rank one up to its rounding, one of two is not."""
+    inputs = torch.rand(2, 40, generator=torch.Generator().manual_seed(0))
+    slopes = torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
+    one, both = ((slopes[:, :number] @ inputs[:number], slopes[:, :number].sum(1)) for number in (1, 2))
+    assert read_out(*(value.bfloat16() for value in one), 1).certified.all()
+    assert not read_out(*(value.bfloat16() for value in both), 1).certified.any()
+    weights, biases, y = torch.randn(30, 40), torch.zeros(30), torch.tensor([3, 5])
+    wrong = softmax_inputs(*(value.bfloat16() for value in both), weights, biases, y)
+    assert not wrong.certified.any()  # no inputs of these classes have that gradient
 
 
 def test_two_examples_that_share_no_neuron_are_both_read():

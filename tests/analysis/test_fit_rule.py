@@ -1,7 +1,5 @@
 """Which rule explains the updates of somebody's app: found again from what torch's own optimisers did."""
 
-import math
-
 import pytest
 import torch
 import typer
@@ -144,24 +142,3 @@ def test_that_no_rule_explains_an_update_is_said(stock, capsys):
         fit_rule(stock, model="stock_for_the_fit:small", truth=stock / "truth.safetensors", input_shape="1,6,6", classes=3)
     assert end.value.exit_code == 1
     assert "No rule explains the updates" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("rule", "number", "wanted"),
-    [
-        ({"batch_size": 4}, 4, {"batch_size": 4}),
-        ({"batch_size": 4}, 10, {"batch_size": 4, "steps": 3, "examples": 10}),
-        ({"batch_size": 4}, 3, {"batch_size": 3}),
-        ({"batch_size": 4, "steps": 6, "examples": 8}, 12, {"batch_size": 4, "steps": 9, "examples": 12}),
-        ({"batch_size": 4, "steps": 6, "examples": 8}, 2, {"batch_size": 2, "steps": 3, "examples": 2}),
-        ({"batch_size": 4, "steps": 6, "examples": 8}, 10, None),
-        ({"batch_size": 4, "steps": 3, "examples": 8}, 4, None),
-    ],
-)
-def test_steps_follow_from_the_number_of_examples(rule, number, wanted):
-    found = LocalRule(kind="delta", lr=0.1, momentum=0.5, **rule).for_examples(number)
-    assert found == (wanted and LocalRule(kind="delta", lr=0.1, momentum=0.5, **wanted))
-    if found:
-        taken = [range(number)[found.batch(step, number)] for step in range(found.steps)]
-        each = [sum(place in one for one in taken) for place in range(number)]
-        assert set(each) == {round(found.steps / math.ceil(number / found.batch_size))}

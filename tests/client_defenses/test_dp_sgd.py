@@ -128,6 +128,33 @@ def test_layer_norms_over_features_and_over_whole_images():
         assert_near(per_example.by_layers(step, bound), loop(step, bound)[0])
 
 
+class Overwrites(nn.Module):
+    """Changes in place what a layer has read, or hands a layer rows that are no examples."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+        self.first, self.second, self.head = nn.Linear(8, 8), nn.Linear(4 if rows else 8, 4 if rows else 8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        if self.rows:
+            return self.head(self.second(hidden.view(-1, 4)).view(len(x), -1))
+        out = self.second(hidden)
+        hidden.mul_(3)
+        return self.head(out + hidden)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_layers_whose_inputs_do_not_stay_take_the_slow_way(rows):
+    torch.manual_seed(0)
+    step = step_of(Overwrites(rows), (8,))
+    bound = sorted(loop(step, 1.0)[1])[2] if rows else 1.0
+    assert per_example.by_layers(step, bound) is None
+    if rows:
+        assert_near(per_example.clipped_sum(step, bound), loop(step, bound)[0])
+
+
 def test_tied_weights_take_the_slow_way():
     model = nn.Sequential(nn.Flatten(), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 10))
     model[3].weight = model[1].weight

@@ -195,6 +195,7 @@ def test_the_gradient_by_a_shared_perturbation_is_summed_at_the_first_layer(text
     entry = entry_of(step, delta)
     assert entry is not None
     plain, summed = gradients(step, delta, None), gradients(step, delta, entry, weights=True)
+    assert not any(value.requires_grad for value in (delta, *step.params.values())), "what it was given is left as it was"
     torch.testing.assert_close(summed[0], plain[0], atol=1e-5 * plain[0].abs().max().item(), rtol=1e-3)
     moved = step._replace(x=x + delta).gradient()
     for name, value in moved.items():

@@ -1,6 +1,7 @@
 """The client rule against plain PyTorch."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -179,3 +180,24 @@ def test_local_adam_is_that_of_torch_and_can_be_differentiated():
     assert slope.abs().max() > 0
     with pytest.raises(ValueError, match="no local optimizer"):
         LocalRule(optimizer="adam")
+
+
+@pytest.mark.parametrize(
+    ("rule", "number", "wanted"),
+    [
+        ({"batch_size": 4}, 4, {"batch_size": 4}),
+        ({"batch_size": 4}, 10, {"batch_size": 4, "steps": 3, "examples": 10}),
+        ({"batch_size": 4}, 3, {"batch_size": 3}),
+        ({"batch_size": 4, "steps": 6, "examples": 8}, 12, {"batch_size": 4, "steps": 9, "examples": 12}),
+        ({"batch_size": 4, "steps": 6, "examples": 8}, 2, {"batch_size": 2, "steps": 3, "examples": 2}),
+        ({"batch_size": 4, "steps": 6, "examples": 8}, 10, None),
+        ({"batch_size": 4, "steps": 3, "examples": 8}, 4, None),
+    ],
+)
+def test_steps_follow_from_the_number_of_examples(rule, number, wanted):
+    found = LocalRule(kind="delta", lr=0.1, momentum=0.5, **rule).for_examples(number)
+    assert found == (wanted and LocalRule(kind="delta", lr=0.1, momentum=0.5, **wanted))
+    if found:
+        taken = [range(number)[found.batch(step, number)] for step in range(found.steps)]
+        each = [sum(place in one for one in taken) for place in range(number)]
+        assert set(each) == {round(found.steps / math.ceil(number / found.batch_size))}
