@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 SPARE = 5  # seconds beyond three times what the tests took when they were recorded
-WALL = 60  # seconds until a mutant that waits and does not compute is given up, beside five times what it may compute
+WALL = 60  # seconds until a mutant that waits and does not compute is given up, beside those that it may compute
 
 
 class Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -106,7 +106,7 @@ def forked(work: Callable[[], Any], cpu: float | None = None) -> Any:
                 traceback.print_exc()
             finally:
                 os._exit(0)
-        end = time.monotonic() + (WALL + 5 * cpu if cpu else math.inf)
+        end = time.monotonic() + (WALL + cpu if cpu else math.inf)
         while not os.waitpid(child, os.WNOHANG)[0]:
             time.sleep(0.02)
             if time.monotonic() > end:

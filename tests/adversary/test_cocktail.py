@@ -86,6 +86,32 @@ def test_smooth_sources_are_found_by_that():
     assert apart.amax(0).min() > 0.9
 
 
+def test_a_step_goes_down_the_loss_of_the_paper():
+    """Correlation of unmixing rows and variation of sources up, distance from normal numbers down, each with its weight."""
+    rng = torch.Generator().manual_seed(2)
+    white = torch.randn(2, 3, 16, generator=rng)
+    white[:, 0] = white[:, 0].sign()
+    task = Task(torch.nn.Identity(), Images((1, 4, 4)), 2)
+    settings = {"lr": 0.05, "tv": 0.4, "negentropy": 2.0, "decorrelation": 0.1, "sharpness": 3.0}
+    first = CocktailParty(iterations=1, **settings)._unmix(white, task)
+    second = CocktailParty(iterations=2, **settings)._unmix(white, task)
+    for target in range(2):
+        rows, moments = torch.eye(3), [torch.zeros(3, 3), torch.zeros(3, 3)]
+        for step, found in ((1, first), (2, second)):
+            leaf = rows.clone().requires_grad_()
+            unit = leaf / leaf.norm(dim=1, keepdim=True)
+            sources = unit @ white[target]
+            images = sources.view(3, 4, 4)
+            alike = (3.0 * (unit @ unit.T - torch.eye(3)).abs()).exp() - 1
+            varied = images.diff(dim=1).abs().mean() + images.diff(dim=2).abs().mean()
+            entropy = (sources.cosh().log().mean(1) - GAUSSIAN).square().mean()
+            (slope,) = torch.autograd.grad(0.1 * alike.mean() + 0.4 * varied - 2.0 * entropy, leaf)
+            moments = [0.9 * moments[0] + 0.1 * slope, 0.999 * moments[1] + 0.001 * slope.square()]
+            size = (moments[1] / (1 - 0.999**step)).sqrt() + 1e-8
+            rows = rows - 0.05 * moments[0] / (1 - 0.9**step) / size
+            torch.testing.assert_close(found[target], torch.nn.functional.normalize(rows, dim=1), rtol=1e-3, atol=1e-3)
+
+
 def test_one_source_is_taken_as_it_is():
     white = torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0))
     task = Task(torch.nn.Identity(), Images((1, 4, 4)), 2)

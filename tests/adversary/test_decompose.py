@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import normalize
 
 from adversary import AttackError
+from adversary.exact import decompose as code
 from adversary.exact.decompose import Layer, _Search, _sparse, _untangled, decompose, rank_of
 
 NEURONS, INPUTS = 60, 12
@@ -33,7 +34,11 @@ def alike(one, other):
 
 @pytest.mark.parametrize(
     ("examples", "dtype", "error"),
-    [(examples, torch.float64, 1e-9) for examples in (1, 2, 3, 6)] + [(examples, torch.float32, 1e-4) for examples in (1, 4)],
+    [
+        *((examples, torch.float64, 1e-9) for examples in (1, 2, 3, 6)),
+        *((examples, torch.float32, 1e-4) for examples in (1, 4)),
+        (1, torch.float16, 5e-3),
+    ],
 )
 def test_inputs_and_slopes_follow_from_the_gradient_of_a_layer(examples, dtype, error):
     layer, inputs, slopes = planted(examples, dtype)
@@ -169,6 +174,63 @@ def test_columns_are_the_same_by_the_angle_between_them(monkeypatch):
         assert len(one.found) == kept
 
 
+def test_no_more_is_kept_than_can_be_tried(monkeypatch):
+    one, _ = search()
+    rng = torch.Generator().manual_seed(0)
+    many, scores = torch.randn(100, 4, generator=rng, dtype=torch.float64), torch.rand(100, generator=rng, dtype=torch.float64)
+    monkeypatch.setattr(one, "_refined", lambda starts: (starts, scores))
+    one._keep(many)
+    assert one.score.tolist() == scores.sort(descending=True).values[:40].tolist()  # four times the dimensions, and 24
+
+
+def test_a_direction_that_vanishes_on_no_more_rows_than_any_would_is_dropped():
+    one, _ = search()
+    rows = torch.randn(30, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    one.unit = normalize(rows, dim=1)  # no two of which vanish together
+    direction = torch.linalg.svd(one.unit[[2, 9, 17]]).Vh[-1:]
+    assert one._vanishing(direction, 1e-9).sum() == 3
+    assert len(one._refined(direction)[0]) == 0
+
+
+def test_rows_count_as_zero_in_smaller_and_smaller_steps():
+    layer, _, _ = planted(3)
+    ladder = _Search(layer, 3, 1e-9, 1e-11, torch.Generator()).ladder
+    assert ladder == pytest.approx([10.0**power for power in (-5, -6, -7, -8, -9, -10, -11, -11)], rel=1e-6)
+    assert _Search(layer, 3, 1e-2, 1e-4, torch.Generator()).ladder == pytest.approx([1e-3, 1e-4, 1e-4])
+    assert _Search(layer, 3, 1e-3, 1e-3, torch.Generator()).ladder == [1e-3]
+
+
+def test_rows_that_learned_nothing_beside_others_are_left_out():
+    layer, _, _ = planted(2)
+    layer.weight_gradient[0] *= 1e-12
+    one = _Search(layer, 2, 1e-9, 1e-11, torch.Generator())
+    assert not one.alive[0]
+    assert one.alive.sum() == len(one.unit) == len(one.white) == (planted(2)[2] != 0).any(1).sum() - 1
+    for rows in (one.unit, one.white):
+        torch.testing.assert_close(rows.norm(dim=1), torch.ones(len(rows), dtype=torch.float64))
+    torch.testing.assert_close(one.columns * one.metric, one.rows)
+
+
+def test_starts_are_a_half_apart_from_what_is_known(monkeypatch):
+    """A quarter starts there, and another is held there; what was found before is untangled."""
+    one, true = search()
+    given = {}
+    monkeypatch.setattr(code, "_sparse", lambda rows, starts, parts: given.update(starts=starts, parts=parts) or starts[:1])
+    monkeypatch.setattr(code, "_untangled", lambda rows, mixed, known: given.update(mixed=mixed, known=known) or mixed[:0])
+    one.draw()
+    assert given["starts"].shape == (128, 4)
+    assert len(given["parts"]) == len(given["known"]) == 0
+    one.found, one.score = true[:2], torch.tensor([5.0, 0.5], dtype=torch.float64)
+    one.draw()
+    torch.testing.assert_close(given["known"], true[:1])  # the other hangs on a single row
+    assert given["parts"].shape == (32, 4)
+    apart = torch.cat([given["parts"], given["starts"][32:64]])
+    assert (apart @ true[0]).abs().max() < 1e-9
+    assert apart.norm(dim=1).min() > 0.1
+    others = torch.cat([given["starts"][:32], given["starts"][64:]])
+    assert (others @ true[0]).abs().median() > 0.1
+
+
 def test_rows_are_likely_off_as_often_as_for_the_examples_found():
     one, true = search()
     slopes = planted(4)[2][one.alive][:, :3]
@@ -217,6 +279,40 @@ def test_directions_turn_to_where_many_rows_vanish():
     held = _sparse(normalize(rows, dim=1), starts, parts)
     assert held.shape == (20, 3)
     assert alike(held[:1], wanted) < 0.99 < alike(held[1:], wanted).median()
+
+
+def test_each_turn_is_to_where_weighted_rows_are_least(monkeypatch):
+    """Two turns, wide and narrow, one direction after the other."""
+    monkeypatch.setattr(code, "ITERATIONS", 2)
+    rng = torch.Generator().manual_seed(5)
+    rows, starts = (torch.randn(number, 3, generator=rng, dtype=torch.float64) for number in (30, 6))
+    parts = torch.randn(2, 3, generator=rng, dtype=torch.float64)
+    found = _sparse(rows, starts, parts)
+    for place, direction in enumerate(normalize(starts, dim=1)):
+        for small in (1.0, 1e-3):
+            off = (rows @ direction).square()
+            weight = 1 / (off + small**2 * off.mean())
+            spread = rows.T @ (weight[:, None] * rows)
+            least = torch.linalg.inv(spread) @ parts[place] if place < 2 else torch.linalg.eigh(spread).eigenvectors[:, 0]
+            direction = least / least.norm()
+        assert (found[place] @ direction).abs().item() == pytest.approx(1, abs=1e-9)
+
+
+def test_the_share_that_is_taken_off_is_the_one_that_most_rows_agree_on():
+    """Of each known direction the eight shares that are nearest to each other, relative to their size; the best of all."""
+    rng = torch.Generator().manual_seed(6)
+    rows, mixed, known = (torch.randn(number, 4, generator=rng, dtype=torch.float64) for number in (25, 5, 3))
+    known[2] = 2 * mixed[1]  # which is no mixture of itself
+    for one, found in zip(mixed, _untangled(rows, mixed, known), strict=True):
+        best = (float("inf"), one)
+        for other in known:
+            if alike(one[None], other[None]) > 1 - 1e-6:
+                continue
+            shares = sorted(((rows @ one) / (rows @ other)).tolist())
+            for first in range(len(shares) - 7):
+                spread = (shares[first + 7] - shares[first]) / max(abs(shares[first + 7]), 1e-3)
+                best = min(best, (spread, one - shares[first + 4] * other), key=lambda pair: pair[0])
+        torch.testing.assert_close(found, best[1])
 
 
 def test_a_known_direction_is_taken_off_a_mixture():

@@ -179,6 +179,26 @@ def test_positions_are_certain_where_the_input_is():
     torch.testing.assert_close(at.share.sum(-1), torch.ones_like(at.share[..., 0]))
 
 
+def test_errors_that_are_allowed_shrink_and_doubts_are_looked_at_now_and_then(monkeypatch):
+    block, _, seen, law = scene()
+    at = _Inference(block, seen._replace(error=0.2), law)
+    allowed, doubts = [], []
+    monkeypatch.setattr(at, "_look", lambda z, doubt, error, slack: allowed.append((error.item(), slack.item())))
+    monkeypatch.setattr(at, "_doubts", doubts.append)
+    number = SHAPE.numel()
+    factor, right = 2 * torch.eye(number).double(), torch.arange(float(number)).double()
+    monkeypatch.setattr(at, "_equations", lambda z, error, slack: (factor, right))
+    torch.testing.assert_close(at.solved(), law.mean + law.basis @ (right / 4))
+    parts = torch.linspace(0, 1, 30).double()
+    torch.testing.assert_close(torch.tensor([one for one, _ in allowed]).double(), at.unit * 0.2**parts, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        torch.tensor([one for _, one in allowed]).double(), at.scale * 0.5 * 0.4**parts, rtol=1e-5, atol=0
+    )
+    assert len(doubts) == 11
+    assert torch.equal(doubts[0], torch.eye(number).double())
+    torch.testing.assert_close(doubts[1], torch.eye(number).double() / 4)
+
+
 @pytest.mark.parametrize(("size", "filters", "error"), [(1, 8, 0.02), (2, 32, 0.1)])
 def test_the_input_is_found(size, filters, error):
     block, x, seen, law = scene(filters=filters, size=size)
