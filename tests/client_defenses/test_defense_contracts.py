@@ -47,6 +47,15 @@ class GlobalSeed(Defense):
 
 
 @FROZEN
+class Borrowed(Defense):
+    """Draws from the global generator and puts it back."""
+
+    def transform(self, grads, memory):
+        with torch.random.fork_rng(devices=[]):
+            return {name: value + torch.randn(value.shape).to(value) for name, value in grads.items()}
+
+
+@FROZEN
 class InPlace(Defense):
     def transform(self, grads, memory):
         return {name: value.mul_(0.5) for name, value in grads.items()}
@@ -181,6 +190,8 @@ def test_a_defense_that_does_little_keeps_them_all():
         (Bare, "settings", "Bare is no dataclass: use @dataclass"),
         (Unseeded, "seeded", "take every draw from memory.rng"),
         (GlobalSeed, "seeded", "torch's global generator"),
+        (Borrowed, "seeded", "the same seed gives another update"),
+        (Leaves, "seeded", "it sends"),
         (InPlace, "inputs_stay", "transform changes the gradient in place"),
         (ChangesWeights, "inputs_stay", "changes the weights in place"),
         (NoTensor, "memory_survives", r"it remembers \['number'\] as something else than a tensor"),

@@ -1,5 +1,7 @@
 """DP-SGD: the clipped sum against explicit loops and against Opacus, and the law of the noise."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -210,6 +212,13 @@ def test_batch_statistics_are_refused_with_the_reason(name):
     model = models.build("convnet(width=4)", (3, 9, 9), 10)
     with pytest.raises(SpecError, match=rf"{name} needs a gradient for each example, and 'norm0' .*norm='group'"):
         build(name).protect(step_of(model, (3, 9, 9)), Memory.fresh(0))
+
+
+def test_batch_norm_is_harmless_once_it_uses_what_it_has_learned():
+    for training, tracks, refused in ((True, True, True), (False, False, True), (True, False, True), (False, True, False)):
+        model = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=tracks), nn.Flatten(), nn.Linear(12, 10)).train(training)
+        with pytest.raises(SpecError, match="mixes the examples") if refused else contextlib.nullcontext():
+            per_example.refuse_batch_norm(model, "it")
 
 
 def test_a_clip_of_nothing_and_settings():

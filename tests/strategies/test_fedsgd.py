@@ -180,3 +180,23 @@ def test_a_restarted_client_is_the_same_client():
     assert roster.connected(grid) == {0: 1, 2: 3}
     grid.contexts[77] = context
     assert roster.connected(grid) == {0: 1, 1: 77, 2: 3}
+
+
+def test_an_optimizer_goes_on_from_what_it_remembered():
+    def made():
+        return make(lambda client, server_round: good(client + server_round), optimizer="sgd(lr=0.1, momentum=0.9)")
+
+    whole, grid = made()
+    first, _ = one_round(whole, grid)
+    state = whole.optimizer_state()
+    expected = to_tensors(one_round(whole, grid, first, 2)[0])
+    assert not torch.equal(state["momentum_buffer"], whole.optimizer_state()["momentum_buffer"]), "a copy of that time"
+    resumed, grid = made()
+    given = dict(state)
+    resumed.restore_optimizer(given)
+    given.clear()
+    kept = resumed.optimizer_state()
+    assert kept.keys() == state.keys() == {"momentum_buffer"}
+    kept.clear()  # neither what was given nor what is handed out is the strategy's own
+    found = to_tensors(one_round(resumed, grid, first, 2)[0])
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
