@@ -230,6 +230,14 @@ def test_features_lead_to_images_by_a_map_of_public_ones():
     torch.testing.assert_close(images, by_hand.view(3, *SHAPE).clamp(0, 1), rtol=0, atol=1e-6)
 
 
+def test_a_map_from_places_of_a_convolution_is_flat():
+    x, _, params, task = scene("lenet", examples=30)
+    learned = learned_map(task, params, "conv2", Public(x, torch.zeros(30)))
+    (maps,) = inputs_of(task.model, params, x, ["conv2"])
+    assert maps.ndim == 4
+    assert learned["scale"].shape == learned["middle"].shape == maps[0].flatten().shape
+
+
 def test_features_that_are_always_zero_say_nothing_of_images():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, CLASSES))

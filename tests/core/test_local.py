@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from fl_app import models
-from fl_app.core.local import LocalRule, Step, local_update
+from fl_app.core.local import LocalRule, Step, finite, local_update
 
 SMOOTH = [
     "lenet",
@@ -201,3 +201,12 @@ def test_steps_follow_from_the_number_of_examples(rule, number, wanted):
         taken = [range(number)[found.batch(step, number)] for step in range(found.steps)]
         each = [sum(place in one for one in taken) for place in range(number)]
         assert set(each) == {round(found.steps / math.ceil(number / found.batch_size))}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_values_of_any_precision_are_finite_or_not(dtype):
+    assert finite(torch.ones(3, dtype=dtype))
+    for wrong in (torch.nan, torch.inf, -torch.inf):
+        assert not finite(torch.tensor([1.0, wrong], dtype=dtype))
+    assert finite(torch.arange(3))
+    assert finite(torch.empty(0, dtype=dtype))
