@@ -160,7 +160,7 @@ def project(grads: Tensors, true: Tensors, eps: float) -> Tensors:
 
 def keys_of(x: Tensor) -> Tensor:
     """A number for what each image holds, int64 (batch,): a random linear map of its bits, the same everywhere."""
-    bits = x.detach().cpu().float().contiguous().flatten(1).view(torch.int32).long()
+    bits = x.detach().cpu().float().flatten(1).view(torch.int32).long()
     rng = torch.Generator().manual_seed(HASH_SEED)
     factors = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=rng)
     return (bits * (2 * factors + 1)).sum(1).to(x.device)

@@ -83,6 +83,17 @@ def test_a_tolerance_bridges_noise_that_the_precision_does_not():
     assert torch.cdist(inputs, found.inputs).amin(1).max() < 1e-3
 
 
+@pytest.mark.parametrize(("little", "dimensions"), [(3e-9, 2), (3e-12, 1)])
+def test_an_example_counts_from_a_tenth_of_what_is_taken_for_zero_on(little, dimensions, monkeypatch):
+    layer, inputs, slopes = planted(2)
+    slopes[:, 1] *= little
+    weak = layer._replace(weight_gradient=slopes @ inputs, bias_gradient=slopes.sum(1))
+    sizes = []
+    monkeypatch.setattr(code, "_Search", lambda layer, size, *rest: sizes.append(size) or _Search(layer, size, *rest))
+    decompose(weak, 2, torch.Generator().manual_seed(0), draws=0)
+    assert sizes == [dimensions]
+
+
 def test_the_true_directions_explain_every_relu_and_others_do_not():
     one, true = search()
     one.found, one.score = torch.cat([true, torch.eye(4, dtype=torch.float64)]), torch.ones(8, dtype=torch.float64)

@@ -6,7 +6,7 @@ from torch import nn
 
 from adversary import AttackError
 from adversary.base import Public
-from adversary.spaces.gaussian import LEAST, ClassGaussian
+from adversary.spaces.gaussian import LEAST, ClassGaussian, _law
 from adversary.spaces.pixels import Pixels
 from fl_app.core.observation import Task
 from fl_app.core.space import Images
@@ -94,3 +94,14 @@ def test_variables_of_the_gaussian_are_standard_normal():
     assert drawn.std().item() == pytest.approx(0.1, rel=0.05)
     with pytest.raises(AttackError, match="there are none here"):
         ClassGaussian().bind(task, None, {})
+
+
+@pytest.mark.parametrize("examples", [6, 40])
+def test_the_law_of_examples_that_span_little_is_their_covariance(examples):
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(examples, 3, generator=rng) @ torch.randn(3, 10, generator=rng)
+    law = _law(x, 8)
+    torch.testing.assert_close(law.mean, x.mean(0))
+    torch.testing.assert_close(law.basis @ law.basis.T + law.rest.square().diag(), x.T.cov(), rtol=1e-3, atol=1e-4)
+    assert law.basis.shape == (10, 8)
+    assert (law.basis.norm(dim=0)[3:] < 1e-2).all()

@@ -205,3 +205,10 @@ def test_it_chains_but_not_with_another_gradient(step):
     assert all(torch.equal(sent[name], value) for name, value in expected.items())
     with pytest.raises(SpecError, match="each define how the gradient is taken"):
         build("bido + dp_sgd")
+
+
+def test_a_median_kernel_sees_no_scale(rng):
+    x = torch.rand(5, 7, generator=rng)
+    defense = BiDO(sigma="median")
+    torch.testing.assert_close(defense._kernel(1e-3 * x), defense._kernel(x), rtol=1e-3, atol=1e-5)
+    assert not defense._kernel(torch.ones(5, 7)).any()  # of images that are all the same

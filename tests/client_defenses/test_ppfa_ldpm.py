@@ -24,6 +24,7 @@ def step(rng):
 def test_the_total_variation_is_the_integral(growth):
     gap, _ = quad(lambda v: abs(norm.pdf(v) - norm.pdf(v, scale=growth**0.5)) / 2, -200, 200, limit=500, points=[-3, 0, 3])
     assert gaussian_distance(growth) == pytest.approx(gap, abs=1e-6)
+    assert gaussian_distance(1.0) == 0
 
 
 def test_the_noise_uses_up_the_budget():

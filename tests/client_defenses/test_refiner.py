@@ -236,6 +236,8 @@ def test_the_newest_are_remembered(trained):
     assert memory.state["robust"].shape == (5, 1, 28, 28)
     assert torch.equal(memory.state["keys"], keys_of(step_of(0, 5).x))
     assert len(keys_of(data.load("mnist").test.at(slice(0, 3000))[0]).unique()) == 3000
+    x = torch.rand(5, 3, 4, 2)
+    assert torch.equal(keys_of(x), keys_of(x.to(memory_format=torch.channels_last))), "by values, wherever they lie"
     forgetful = Memory.fresh(0)
     replace(defense, remember=0).gradient(step_of(0, 3), forgetful)
     assert not forgetful.state

@@ -198,3 +198,9 @@ def test_chains():
     loss = F.cross_entropy(step.model(step.x), step.y)
     assert loss.isfinite()
     assert not any(module._forward_hooks for module in step.model.modules())
+
+
+def test_norms_that_half_precision_cannot_hold_are_those_of_single_precision():
+    x = torch.zeros(2, 400, dtype=torch.float16)
+    norms = jacobian_norms(lambda x: 5000 * x.sum(1, keepdim=True), x)
+    torch.testing.assert_close(norms, torch.full((2, 1), 5000 * 20.0))

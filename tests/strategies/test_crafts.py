@@ -81,6 +81,7 @@ def test_loki_measures_the_brightness_of_one_client_in_units_of_its_bin():
         hidden = kernels.flatten(1) @ params["front.bins.weight"].T + params["front.bins.bias"]
         torch.testing.assert_close(hidden, (brightness[:, None] - ends[:-1]) / ends.diff(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(shared["front.out.weight"], alternating(6, 0.01))
+    assert all(value.is_contiguous() for value in shared.values()), "each number has a place of its own, as messages need it"
     assert Loki().front(7) == "loki(bins=512, clients=7)"
 
 
@@ -107,6 +108,16 @@ def test_a_share_of_public_examples_passes_a_trap_and_by_default_one_in_a_batch(
     passed = entered @ weight.T + bias > 1e-6
     assert passed.double().mean().item() == pytest.approx(share, abs=1e-3)
     assert not model.get_submodule("net.fc1" if normalize else "fc1")._forward_pre_hooks
+
+
+def test_traps_are_of_the_type_of_the_model():
+    craft = Traps(rate=0.1)
+    model, _ = network(craft)
+    model = model.double()
+    wide = craft.weights(models.parameters_of(model), 1, Scene(model, examples(), RULE, 0))
+    for value, usual in zip(wide.values(), changed(craft)[1].values(), strict=True):
+        assert value.dtype == torch.float64
+        torch.testing.assert_close(value.float(), usual)
 
 
 def test_traps_differ_from_round_to_round_and_leave_an_odd_pixel_out():
