@@ -39,6 +39,7 @@ CONDITIONAL = (ast.If, ast.While, ast.IfExp)
 DROPPED = (ast.AugAssign, ast.Delete, ast.Raise)
 # Annotations and decorators say what mypy and dataclasses check; the words of errors and of f-strings are not behaviour.
 UNTOUCHED = {"annotation", "returns", "decorator_list", "exc", "cause", "msg"}
+SEEDED = ("torch.Generator().manual_seed(", "Memory.fresh(")
 # The order of what these are given does not matter, or mypy knows it.
 UNORDERED = ("isinstance", "issubclass", "getattr", "max", "min")
 UNORDERED += ("torch.equal", "torch.logaddexp", "torch.allclose", "torch.maximum", "torch.minimum", "torch.promote_types")
@@ -163,7 +164,7 @@ def _is_guard(node: ast.AST) -> bool:
     """What makes no difference in right code: an assertion, what only saves time, the order of equals, which seed is fixed."""
     if isinstance(node, ast.keyword):
         return node.arg in ("strict", "tie_weights", "stable")
-    return isinstance(node, ast.Call) and ast.unparse(node).startswith("torch.Generator().manual_seed(")
+    return isinstance(node, ast.Call) and ast.unparse(node).startswith(SEEDED)
 
 
 def _instead(parent: ast.AST, field: str, node: ast.AST, modules: set[str]) -> Iterator[ast.AST]:

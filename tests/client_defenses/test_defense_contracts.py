@@ -70,6 +70,38 @@ class ChangesWeights(Defense):
 
 
 @FROZEN
+class ChangesImages(Defense):
+    def on_gradient(self, grads, step, memory):
+        step.x.mul_(0.5)
+        return grads
+
+
+@FROZEN
+class ChangesLabels(Defense):
+    def on_gradient(self, grads, step, memory):
+        step.y.zero_()
+        return grads
+
+
+@FROZEN
+class NoDict(Defense):
+    def transform(self, grads, memory):
+        return list(grads)
+
+
+@FROZEN
+class Invents(Defense):
+    def transform(self, grads, memory):
+        return grads or {"more": torch.zeros(1)}
+
+
+@FROZEN
+class SteepExpectation(Defense):
+    def expected(self, grads):
+        return {name: (value - value).sqrt() + value for name, value in grads.items()}
+
+
+@FROZEN
 class NoTensor(Defense):
     def transform(self, grads, memory):
         memory.state["number"] = 3
@@ -194,6 +226,11 @@ def test_a_defense_that_does_little_keeps_them_all():
         (Leaves, "seeded", "it sends"),
         (InPlace, "inputs_stay", "transform changes the gradient in place"),
         (ChangesWeights, "inputs_stay", "changes the weights in place"),
+        (ChangesImages, "inputs_stay", "changes the images or the labels in place"),
+        (ChangesLabels, "inputs_stay", "changes the images or the labels in place"),
+        (NoDict, "any_shapes", "what is sent is a list, not a dict"),
+        (Invents, "any_shapes", "of an empty message it sends something"),
+        (SteepExpectation, "expectation", "is not finite"),
         (NoTensor, "memory_survives", r"it remembers \['number'\] as something else than a tensor"),
         (Remembers, "memory_survives", "whatever it remembers belongs into memory.state"),
         (Widens, "types_stay", "has the type torch.float32, but was given as torch.float16"),

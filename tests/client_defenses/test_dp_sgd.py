@@ -76,6 +76,40 @@ def test_memory_bounds_change_nothing(monkeypatch):
     assert_near(per_example.by_vmap(step, 0.1), expected)
 
 
+def test_temporaries_hold_no_more_numbers_than_they_may(monkeypatch):
+    """Of patches and pairs of positions, of layers' gradients, and of all gradients at once."""
+    torch.manual_seed(0)
+    conv = nn.Sequential(nn.Conv2d(8, 16, 3), nn.Flatten(), nn.Linear(64, 10))
+    step, batches = step_of(conv, (8, 4, 4), batch=7), []
+    uses = {use.name: use for use in per_example._uses(step)}
+    assert per_example._ghost_pays(uses["0"])
+    expected = per_example._norms(uses["0"])
+    real = F.unfold
+    monkeypatch.setattr(F, "unfold", lambda x, *more: batches.append(len(x)) or real(x, *more))
+    monkeypatch.setattr(per_example, "CHUNK", 3 * (72 * 4 + 2 * 4**2))
+    torch.testing.assert_close(per_example._norms(uses["0"]), expected)
+    assert batches == [3, 3, 1]
+    wide = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(192, 10))
+    wide_step = step_of(wide, (2, 8, 8), batch=7)
+    use = next(use for use in per_example._uses(wide_step) if use.name == "0")
+    assert not per_example._ghost_pays(use)
+    for keep, kept in ((7 * 54, True), (7 * 54 - 1, False)):
+        monkeypatch.setattr(per_example, "KEEP", keep)
+        assert (per_example._own_gradients(use) is not None) is kept
+    parts = []
+    whole = per_example._conv_weights
+    monkeypatch.setattr(per_example, "_conv_weights", lambda layer, x, d: parts.append(len(x)) or whole(layer, x, d))
+    monkeypatch.setattr(per_example, "CHUNK", 2 * 54)
+    per_example._norms(use)
+    assert parts == [2, 2, 2, 1]
+    seen = []
+    monkeypatch.setattr(Step, "per_example_gradients", lambda self: seen.append(len(self.x)) or {})
+    monkeypatch.setattr(per_example, "CHUNK", sum(value.numel() for value in wide_step.params.values()))
+    with pytest.raises(RuntimeError):  # there is nothing to add up
+        per_example.by_vmap(wide_step, 1.0)
+    assert seen == [4]
+
+
 class Odd(nn.Module):
     """What models may do: use a layer twice, change values in place, strides, groups, dilation, layers on tokens."""
 
