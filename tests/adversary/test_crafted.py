@@ -1,13 +1,13 @@
 """Read-outs of crafted weights: what they find in one update of known images, and what they refuse."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 import adversary
-from adversary import AttackError
-from adversary.exact.fishing import NEVER, _singles
+from adversary import Attack, AttackError, Belief
+from adversary.exact.fishing import NEVER, FishingReadout, _singles
 from adversary.exact.imprint import _differences, _View
 from adversary.exact.loki import LokiReadout
 from fl_app import models
@@ -96,6 +96,39 @@ def test_an_image_that_shares_its_bin_is_found_where_another_view_tells_them_apa
         guess = adversary.build("imprint")(seen, task, 0)
         assert (farthest(guess, x) < 1e-3) is apart
         assert (guess.loss.item() == 0) is apart
+
+
+def test_an_image_that_its_bias_puts_outside_of_its_bin_is_scaled_by_the_bin():
+    """Noise on the bias is noise on the scale of the image; its bin says that up to a half of its width."""
+    seen, task = seen_by("imprint", [images()], bins=40, views=1, sparse=True)
+    bias = seen[0].update["front.bins.bias"]
+    for factor in (1.5, 0.94):  # the brightness that follows is lower, or higher by one and a half widths
+        off = replace(seen[0], update={**seen[0].update, "front.bins.bias": factor * bias})
+        assert farthest(adversary.build("imprint")([off], task, 0), images()) < 0.06
+    near = replace(seen[0], update={**seen[0].update, "front.bins.bias": 0.999 * bias})
+    assert 1e-4 < farthest(adversary.build("imprint")([near], task, 0), images()) < 5e-3
+
+
+def test_bins_that_moved_next_to_nothing_are_empty():
+    x = images()
+    x[1] = images(LEVELS[:1], seed=6)[0]  # in the bin of the first
+    seen, task = seen_by("imprint", [x], bins=40, views=1)
+    rng = torch.Generator().manual_seed(0)
+    noise = {name: 1e-9 * value.abs().max() * torch.randn(value.shape, generator=rng) for name, value in seen[0].update.items()}
+    noisy = replace(seen[0], update={name: value + noise[name] for name, value in seen[0].update.items()})
+    assert adversary.build("imprint(least=0.001)")([noisy], task, 0).loss.item() == pytest.approx(0.25)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Believes(Attack):
+    def run(self, seen, task, streams):
+        return Belief(torch.zeros(len(seen), 2))
+
+
+def test_fishing_refuses_an_attack_that_rebuilds_nothing():
+    seen, task = seen_by("fishing", [images()], kind="class", label=1)
+    with pytest.raises(AttackError, match="needs an attack that rebuilds examples"):
+        FishingReadout(attack=Believes())(seen, task, 0)
 
 
 def test_sparse_imprint_finds_images_in_local_steps_up_to_the_width_of_a_bin():

@@ -62,6 +62,8 @@ def test_no_more_examples_are_found_than_the_rank_or_than_were_asked_for():
 def test_the_rank_is_how_many_singular_values_stand_out():
     matrix = torch.diag(torch.tensor([2.0, 2e-3, 2e-6]))
     assert [rank_of(matrix, tolerance) for tolerance in (1e-7, 1e-5, 1e-2)] == [3, 2, 1]
+    whole = torch.outer(torch.arange(1.0, 201.0), torch.arange(1.0, 201.0))  # exact in single precision
+    assert rank_of(whole, 1e-10) == 1
 
 
 def test_a_layer_that_learned_nothing_tells_nothing():
@@ -181,7 +183,7 @@ def test_columns_are_the_same_by_the_angle_between_them(monkeypatch):
     monkeypatch.setattr(one, "_refined", lambda starts: (starts, torch.ones(len(starts), dtype=torch.float64)))
     for angle, kept in ((1e-2, 2), (1e-4, 1)):
         one.found, one.score = one.found[:0], one.score[:0]
-        assert one._keep(torch.tensor([[1.0, 0.0], [1.0, angle]], dtype=torch.float64))
+        assert one._keep(torch.tensor([[1.0, 0.0], [-1.0, angle]], dtype=torch.float64))
         assert len(one.found) == kept
 
 
@@ -211,10 +213,12 @@ def test_rows_count_as_zero_in_smaller_and_smaller_steps():
     assert _Search(layer, 3, 1e-3, 1e-3, torch.Generator()).ladder == [1e-3]
 
 
-def test_rows_that_learned_nothing_beside_others_are_left_out():
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_rows_that_learned_nothing_beside_others_are_left_out(scale):
     layer, _, _ = planted(2)
     layer.weight_gradient[0] *= 1e-12
-    one = _Search(layer, 2, 1e-9, 1e-11, torch.Generator())
+    layer.weight_gradient[1] *= 1e-7
+    one = _Search(layer._replace(weight_gradient=scale * layer.weight_gradient), 2, 1e-9, 1e-11, torch.Generator())
     assert not one.alive[0]
     assert one.alive.sum() == len(one.unit) == len(one.white) == (planted(2)[2] != 0).any(1).sum() - 1
     for rows in (one.unit, one.white):

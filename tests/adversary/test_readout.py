@@ -70,7 +70,8 @@ def test_two_examples_that_share_no_neuron_are_both_read():
     assert torch.allclose(read.inputs.float(), inputs.flip(0), atol=1e-5)  # three neurons agree on the second
     assert read.certified.all()
     assert len(read_out(slopes @ inputs, slopes.sum(1), 1).inputs) == 1
-    assert not read_out(slopes @ inputs, slopes.sum(1), 1).certified.any()
+    assert read_out(slopes @ inputs, slopes.sum(1), 1).certified.tolist() == [False]
+    assert read_out(slopes[:2] @ inputs, slopes[:2].sum(1), 2).certified.tolist() == [True]  # only the first is there
 
 
 def test_features_before_the_last_layer_of_any_model():
