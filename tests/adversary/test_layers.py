@@ -133,8 +133,9 @@ def test_steps_share_the_update_by_momentum():
     assert _shares(LocalRule(batch_size=1)) == [1]
 
 
-def test_a_search_starts_at_the_ends_of_what_is_nowhere_negative():
-    rows = torch.tensor([[1.0, 1.0, 1.0, 1e-6], [-1.0, 0.0, 2.0, 1e-5]], dtype=torch.float64)  # the last is rounding
+@pytest.mark.parametrize("scale", [1.0, 0.01])
+def test_a_search_starts_at_the_ends_of_what_is_nowhere_negative(scale):
+    rows = scale * torch.tensor([[1.0, 1.0, 1.0, 1e-6], [-1.0, 0.0, 2.0, 1e-5]], dtype=torch.float64)  # the last is rounding
     mean = torch.tensor([2.0, 0.0], dtype=torch.float64)
     # Across is (0, 2): inputs 2 + s (-2, 0, 4) are nowhere negative for s from -0.5 to 1.
     starts = torch.stack(_starts(mean, rows, 2)).view(-1, 2, 2)

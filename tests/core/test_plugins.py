@@ -54,6 +54,10 @@ def test_what_is_allowed_is_allowed_again_by_a_command_that_goes_on(monkeypatch)
     plugins.allow(["a.b:C"])
     assert plugins.allowed() == ["a.b:C", "d:E"]
     assert plugins.again(["thorns"]) == ["thorns", "--allow", "a.b:C", "--allow", "d:E"]
+    plugins.know(Chain)  # one of ours, which nobody has to allow
+    assert plugins.allowed() == ["a.b:C", "d:E"]
+    plugins.know(Path)
+    assert plugins.allowed()[2:] == [f"{Path.__module__}:Path"]
 
 
 def test_names_are_found_in_what_people_type():

@@ -32,6 +32,7 @@ from helpers.malicious import recovered, shares
 from helpers.replies import RULE, good, make, tensors
 from strategies.crafts import CRAFTS, Craft, CraftError, Scene
 from strategies.malicious import Malicious
+from strategies.wrapping import Wrapping
 
 
 @pytest.fixture
@@ -197,7 +198,7 @@ def asked(strategy, grid, server_round):
 @pytest.mark.parametrize("each", [False, True])
 def test_crafted_tensors_are_sent_and_taken_back(each):
     inner, grid = make(lambda client, _: good(client + 1))
-    strategy = Malicious(inner, Marked(each=each), Scene(None, None, RULE, 0), {2})
+    strategy = Malicious(Wrapping(inner), Marked(each=each), Scene(None, None, RULE, 0), {2})
     _, sent = asked(strategy, grid, 1)
     assert all(same(one, tensors(1)) for one in sent.values())
     messages, sent = asked(strategy, grid, 2)
@@ -216,7 +217,7 @@ def test_crafted_tensors_are_sent_and_taken_back(each):
 
 def test_answers_that_train_nothing_are_counted_and_thrown_away():
     inner, grid = make(lambda client, _: good(client + 1))
-    strategy = Malicious(inner, Useless(), Scene(None, None, RULE, 0), {1})
+    strategy = Malicious(Wrapping(inner), Useless(), Scene(None, None, RULE, 0), {1})
     messages, _ = asked(strategy, grid, 1)
     arrays, metrics = strategy.aggregate_train(1, grid.send_and_receive(messages))
     assert arrays is None
