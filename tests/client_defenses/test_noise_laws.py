@@ -70,3 +70,16 @@ def test_before_its_noise_a_sum_is_the_mean_without_noise_times_the_batch(text):
 
 def test_noise_is_as_strong_as_its_scale_in_either_unit():
     assert [Noise(scale=0.2).strength, Noise(relative=0.3).strength, Noise().strength] == [0.2, 0.3, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "multiplier"),
+    [
+        ("dp_sgd(noise=0.5) + prune + sign", 0.5),
+        ("dp_sgd(noise=0.5) + sign", 0.5),
+        ("prune + sign", None),
+        ("dp_sgd(noise=0.5) + dp_gaussian(scale=3.0, clip=0.5)", None),  # two promises are no single one
+    ],
+)
+def test_a_chain_promises_what_its_first_part_does_if_no_other_promises_anything(text, multiplier):
+    assert build(text).noise_multiplier() == multiplier

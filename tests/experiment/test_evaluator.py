@@ -261,3 +261,8 @@ def test_the_error_of_a_network_is_its_mean_distance_to_the_share(made):
         return torch.full((len(images), 1), 0.5)
 
     assert evaluation.noise_error(found._replace(network=half), x) == pytest.approx(3 / 11)  # |0.5 - r| over 0, 0.1, ..., 1
+
+
+def test_no_name_is_no_network():
+    with pytest.raises(EvaluatorError, match="there is no evaluation network"):
+        evaluation.load("")

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 import torch
+from scipy import stats
 
-from strategies.ckks import FLOOD, LIMIT, MOST_BYTES, SLOTS, CipherError, Key, Sum, _context, public_context, tenseal
+from strategies.ckks import FLOOD, LIMIT, MOST_BYTES, SLOTS, CipherError, Key, Sum, _context, _normal, public_context, tenseal
 
 ENTRIES = SLOTS + 10
 
@@ -140,3 +141,8 @@ def test_without_the_library_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tenseal", None)
     with pytest.raises(CipherError, match=r"pip install 'thorns\[encrypted\]'"):
         Key.make()
+
+
+def test_noise_of_the_operating_system_is_normal():
+    draws = _normal(20_000)
+    assert stats.kstest(draws.numpy(), "norm").pvalue > 1e-6  # drawn anew each time: wrong once in a million
