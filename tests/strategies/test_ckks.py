@@ -100,17 +100,15 @@ def test_bytes_that_are_no_update_are_refused_and_leave_the_sum(key, vectors, se
     assert (key.open(total.sealed(), ENTRIES) - vectors[0]).abs().max() < 6 * FLOOD
 
 
-def test_ciphertexts_of_another_form_are_refused(key):
-    ts = tenseal()
+def test_ciphertexts_of_another_form_are_refused():
+    ts, key = tenseal(), Key.make()  # of its own, as it is changed
     strange = {
         "fewer entries": ts.ckks_vector(key.context, [1.0] * 10),
         "another scale": ts.ckks_vector(key.context, [1.0] * SLOTS, 2.0**40),
     }
-    relin, key.context.auto_relin = key.context.auto_relin, False
-    key.context.auto_rescale = False
+    key.context.auto_relin = key.context.auto_rescale = False
     small = ts.ckks_vector(key.context, [1.0] * SLOTS, 2.0**50)
     strange["more polynomials"] = small * small
-    key.context.auto_relin = relin
     for what, vector in strange.items():
         data = vector.serialize()
         total = Sum(SLOTS)
