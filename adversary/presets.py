@@ -12,7 +12,7 @@ from adversary.objectives import Cosine, Relative
 from adversary.priors import BatchNorm, Box, Group, Norm, TotalVariation, Weight
 from adversary.search import optimizers
 from adversary.search.matching import Matching
-from adversary.search.optimizers import LBFGS, Adam, Count, Rate
+from adversary.search.optimizers import LBFGS, Adam, Count, Optimizer, Rate
 from adversary.spaces.pixels import Init, Pixels
 from adversary.spaces.untrained import Channels, Untrained
 from fl_app.core.local import LocalRule
@@ -179,7 +179,33 @@ class GradInversion(Preset):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CINet(Preset):
+class OverNetworks(Preset):
+    """The cosine over the weights of untrained networks in place of pixels."""
+
+    iterations: Count = 600
+    seeds: Count = 1
+    channels: Channels = 0
+    compiled: bool = False
+
+    @abstractmethod
+    def optimizer(self) -> Optimizer:
+        """What moves the weights."""
+
+    def matching(self) -> Matching:
+        """Cosine over networks."""
+        return Matching(
+            objective=Cosine(),
+            space=Untrained(channels=self.channels),
+            labels=self.labels,
+            optimizer=self.optimizer(),
+            seeds=self.seeds,
+            at_once=16,  # each has a network of its own
+            compiled=self.compiled,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CINet(OverNetworks):
     """CI-Net (Zhang et al. 2023): cosine, the weights of an untrained network in place of pixels, signed Adam 0.001.
 
     What such a network draws easily is smooth and has edges, which decides where an update has fewer equations than the
@@ -188,43 +214,19 @@ class CINet(Preset):
 
     lr: Rate = 1e-3
     iterations: Count = 2000
-    seeds: Count = 1
-    channels: Channels = 0
-    compiled: bool = False
 
-    def matching(self) -> Matching:
-        """Cosine over networks under signed Adam."""
-        return Matching(
-            objective=Cosine(),
-            space=Untrained(channels=self.channels),
-            labels=self.labels,
-            optimizer=Adam(iterations=self.iterations, lr=self.lr, signed=True),
-            seeds=self.seeds,
-            at_once=16,  # each has a network of its own
-            compiled=self.compiled,
-        )
+    def optimizer(self) -> Optimizer:
+        """Adam on the sign of the gradient."""
+        return Adam(iterations=self.iterations, lr=self.lr, signed=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CINetLBFGS(Preset):
+class CINetLBFGS(OverNetworks):
     """Ours: the networks of CI-Net under L-BFGS with a line search.
 
     On 8 CIFAR-10 images and LeNet 18.4 dB after 400 iterations, where the paper's signed Adam has 16.5 after 600.
     """
 
-    iterations: Count = 600
-    seeds: Count = 1
-    channels: Channels = 0
-    compiled: bool = False
-
-    def matching(self) -> Matching:
-        """Cosine over networks under L-BFGS."""
-        return Matching(
-            objective=Cosine(),
-            space=Untrained(channels=self.channels),
-            labels=self.labels,
-            optimizer=LBFGS(iterations=self.iterations),
-            seeds=self.seeds,
-            at_once=16,
-            compiled=self.compiled,
-        )
+    def optimizer(self) -> Optimizer:
+        """L-BFGS."""
+        return LBFGS(iterations=self.iterations)

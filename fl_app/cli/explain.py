@@ -27,6 +27,7 @@ MEANINGS = {
     "beta2": "how much of the mean squared gradient is kept from step to step",
     "bits": "bits per entry",
     "bn": "weight of matching BatchNorm statistics, if they are granted",
+    "channels": "of each convolution of the network; 0: by the paper's rule",
     "compiled": "compile the search: pays for many iterations",
     "depth": "number of blocks",
     "dim": "width of the tokens",
