@@ -12,7 +12,7 @@ from adversary.labels import infer
 from fl_app.core.local import LocalRule, local_update
 
 FEW = {
-    "ci_net": "ci_net(iterations=200, lr=0.01, channels=4)",
+    "ci_net": "ci_net(iterations=100, lr=0.02, channels=4)",
     "ci_net_lbfgs": "ci_net_lbfgs(iterations=50, channels=4)",
     "cosine_lbfgs": "cosine_lbfgs(iterations=100)",
     "dlg": "dlg(iterations=100, restarts=1)",
@@ -221,6 +221,8 @@ class Exact(Attack):
         x = [
             one.update[name][row] / one.update[name.replace("weight", "bias")][row] for one, row in zip(seen, rows, strict=True)
         ]
+        if not torch.stack(x).isfinite().all():
+            raise AttackError("no neuron was reached")
         shape = (len(seen), 1, *task.space.shape)
         return Guess(torch.stack(x).view(shape), torch.zeros(len(seen), 1, dtype=torch.int64), torch.zeros(len(seen)))
 
