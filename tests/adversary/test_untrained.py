@@ -16,7 +16,7 @@ def bound(shape=(3, 32, 32), channels=4):
     return Untrained(channels=channels).bind(Task(nn.Identity(), Images(shape), 10))
 
 
-def modules(networks, channels):
+def modules(channels):
     """The same network of torch's own layers, by the paper's list."""
     layers = [nn.Flatten(), nn.Linear(128, channels * 16, bias=False), nn.Unflatten(1, (channels, 4, 4))]
     layers += [nn.BatchNorm2d(channels), nn.LeakyReLU(0.1)]
@@ -34,7 +34,7 @@ def test_it_is_the_network_of_the_paper(rng):
     images = networks.inputs({name: value[None] for name, value in z.items()})
     assert images.shape == (1, 2, 5, 3, 32, 32)
     for seed in range(2):
-        net = modules(networks, channels)
+        net = modules(channels)
         own = {name: value[seed] for name, value in z.items()}
         linear, *convolutions, last = (layer for layer in net if isinstance(layer, nn.Linear | nn.Conv2d))
         norms = [layer for layer in net if isinstance(layer, nn.BatchNorm2d)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_app.client.guard.watch import Notes, Passed
+from fl_app.client.guard.weights import over_the_others
 
 FEW, SEVERAL = 8, 32
 """The fewest examples for which one that stands out, and for which neurons that one of them reaches, say something.
@@ -34,13 +35,8 @@ def example_checks(notes: Notes, earlier: Sequence[float] = ()) -> dict[str, flo
 
 
 def snr(sizes: Sequence[float]) -> float:
-    """The largest over the sum of the others; 0 where all are zero, infinite where one is."""
-    top, total = max(sizes), sum(sizes)
-    if not math.isfinite(total):
-        return math.inf
-    if total > top:
-        return top / (total - top)
-    return math.inf if top > 0 else 0.0
+    """How far one example dominates the others."""
+    return over_the_others(max(sizes), sum(sizes))
 
 
 def dominance(layers: Sequence[Passed]) -> tuple[float, float]:

@@ -75,13 +75,16 @@ def transmit(rows: Tensor) -> float:
         return 0.0
     sizes = rows.detach().abs().double().cpu().numpy()
     largest, total = sizes.max(1).tolist(), sizes.sum(1).tolist()
-    return max(map(_over_the_others, largest, total))
+    return max(map(over_the_others, largest, total))
 
 
-def _over_the_others(top: float, total: float) -> float:
+def over_the_others(top: float, total: float) -> float:
+    """The largest of some numbers over the sum of the others; 0 where all are zero, infinite where one is."""
+    if not math.isfinite(total):
+        return math.inf
     if total > top:
         return top / (total - top)
-    return math.inf if top > 0 else 0.0  # a row of zeros passes nothing on
+    return math.inf if top > 0 else 0.0
 
 
 def sketch(rows: Tensor) -> Numbers:
