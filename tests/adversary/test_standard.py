@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from adversary import Attack, AttackError, Facts, Guess, Public
+from adversary.evidence import Answer, Evidence
 from adversary.learned.ridge import Ridge
-from adversary.presets import CosineLBFGS, GaussNewton, InvertingGradients
+from adversary.presets import CINetLBFGS, CosineLBFGS, GaussNewton, InvertingGradients
 from adversary.search.progress import out_of_time, within
-from adversary.standard import CLASS_MEAN, EXACT, Standard, _Answer
+from adversary.standard import CLASS_MEAN, EXACT, Standard, _left_out
 from fl_app import data
 from fl_app.core.local import LocalRule, local_update
 from fl_app.core.observation import Knowledge
@@ -23,7 +24,7 @@ def public():
 
 
 def answer(x, distance, *, certain=False, likely=False):
-    return _Answer(x, torch.zeros(1, dtype=torch.int64), torch.tensor(distance), certain, likely)
+    return Answer(x, torch.zeros(1, dtype=torch.int64), distance, certain, likely)
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_an_undefended_update_is_explained_by_the_first_member(tmp_path):
     guess = Counting().prepare(task, seen[0], public(), 0, tmp_path)(seen, task, 0)
     assert psnr(guess.x, x).item() > 30
     assert guess.loss.item() < 1e-3
-    assert asked[0] == [*EXACT, "lbfgs", "gauss_newton", "signed adam"]
+    assert asked[0] == [*EXACT, "lbfgs", "gauss_newton", "ci_net_lbfgs", "signed adam"]
     assert list(guess.others[0]) == [CLASS_MEAN, "gauss_newton"], "what was found is handed on, also what was not chosen"
     assert torch.equal(guess.others[0]["gauss_newton"].x, guess.x[0])
     assert guess.remark == ""
@@ -202,12 +203,16 @@ def test_the_class_mean_is_that_of_the_classes_inferred(labels, knowledge, rule,
         return torch.tensor([2, 5])
 
     monkeypatch.setattr("adversary.standard.infer", inferred)
-    (found,) = Standard(labels=labels).taught({"means": means})._class_means(seen, task, [torch.Generator().manual_seed(3)])
+    (found,) = (
+        Standard(labels=labels)
+        .taught({"means": means})
+        ._class_means([Evidence.known_to([], one, task) for one in seen], [torch.Generator().manual_seed(3)])
+    )
     assert asked == [(rule, seen[0], task, generator(3, CLASS_MEAN).initial_seed())]
     assert torch.equal(found.x, means[[2, 5]])
     update = local_update(task.model, seen[0].params, means[[2, 5]], torch.tensor([2, 5]), seen[0].rule)
     flat = [torch.cat([value.flatten() for value in one.values()]) for one in (update, seen[0].update)]
-    assert found.distance.item() == pytest.approx(1 - torch.cosine_similarity(*flat, dim=0).item(), abs=1e-5)
+    assert found.distance == pytest.approx(1 - torch.cosine_similarity(*flat, dim=0).item(), abs=1e-5)
     assert not found.certain
     assert not found.likely
 
@@ -261,3 +266,33 @@ def test_a_limit_within_a_limit_ends_with_the_outer_one():
         assert not outer.cut, "the outer one had time left"
         assert not out_of_time()
     assert not out_of_time(), "nobody asks without a limit"
+
+
+def test_who_is_left_out_where(choosing):
+    """Gauss-Newton where an image is determined and somebody is near it, untrained networks where it is not."""
+    _, smooth, _ = choosing
+    (seen,), task = seen_of(*digits(1, 1))
+    enough = Evidence.known_to([], seen, task)
+    lacking = Evidence.known_to([], replace(seen, update={name: value * 0 for name, value in seen.update.items()}), task)
+    near, far = {"a": answer(smooth, 0.04)}, {CLASS_MEAN: answer(smooth, 0.01), "a": answer(smooth, 0.06)}
+    newton, network = GaussNewton(), CINetLBFGS()
+    assert not _left_out(newton, enough, near)
+    assert not _left_out(newton, enough, {})
+    assert _left_out(newton, enough, far)
+    assert _left_out(newton, lacking, near)
+    assert _left_out(network, enough, near)
+    assert not _left_out(network, lacking, far)
+    assert not any(_left_out(one, which, far) for one in (CosineLBFGS(), Ridge()) for which in (enough, lacking))
+    # An attacker who knows the defense may look for more than an image.
+    told = newton.matching()
+    assert not _left_out(told, enough, far)
+    assert _left_out(told, enough, {**far, "b": answer(smooth, 0.9, likely=True)})
+
+
+def test_what_a_network_draws_is_taken_where_other_images_explain_the_update_as_well(choosing):
+    attack, smooth, _ = choosing
+    found = {CLASS_MEAN: answer(smooth, 0.2), "a": answer(smooth, 1e-5), "b": replace(answer(smooth, 9e-4), drawn=True)}
+    assert attack._choice(found, True) is found["b"]
+    assert attack._choice({**found, "b": replace(answer(smooth, 2e-3), drawn=True)}, True) is found["a"]
+    likely = {**found, "c": answer(smooth, 0.5, likely=True)}
+    assert attack._choice(likely, False) is likely["c"]

@@ -11,7 +11,7 @@ SHAPE = (1, 28, 28)
 
 
 def seen_of(x, y, rule=None, model_text="lenet", **more):
-    model = models.build(model_text, SHAPE, 10, seed=3)
+    model = models.build(model_text, tuple(x.shape[2:]), 10, seed=3)
     params = models.parameters_of(model)
     rule = rule or LocalRule(batch_size=x.shape[1])
     seen = [
@@ -26,7 +26,7 @@ def seen_of(x, y, rule=None, model_text="lenet", **more):
         )
         for i, (a, b) in enumerate(zip(x, y, strict=True))
     ]
-    return seen, Task(model, Images(SHAPE), 10)
+    return seen, Task(model, Images(tuple(x.shape[2:])), 10)
 
 
 def digits(targets, examples, start=0):
