@@ -44,7 +44,7 @@ SUITE = [
     for model in ("lenet", "lenet5")
     for examples in (1, 4)
     for defense in ("none", "gradient_dropout(p=0.6, sigma=0.005)", "prune(ratio=0.9)", "dp_sgd(noise=0.1)")
-]
+] + [(dataset, Case("none", examples=8, model=model)) for dataset in ("mnist", "cifar10") for model in ("lenet", "lenet5")]
 
 AGAINST = [("cifar10", Case("none")), ("mnist", Case("none", examples=4)), ("cifar10", Case("none", model="lenet5"))]
 
