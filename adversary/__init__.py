@@ -15,6 +15,7 @@ from adversary.exact.peeling import Peeling
 from adversary.exact.readout import ReadOut
 from adversary.exact.spear import Spear
 from adversary.exact.traps import TrapsReadout
+from adversary.inference.alignment import Alignment
 from adversary.learned.ridge import Ridge
 from adversary.local_steps import SME, Epochwise
 from adversary.presets import DLG, IDLG, CINet, CINetLBFGS, CosineLBFGS, GaussNewton, GradInversion, InvertingGradients
@@ -23,6 +24,7 @@ from adversary.standard import Standard
 from fl_app.core import spec
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
+    "alignment": Alignment,
     "ci_net": CINet,
     "ci_net_lbfgs": CINetLBFGS,
     "cocktail_party": CocktailParty,

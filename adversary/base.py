@@ -96,6 +96,8 @@ class Informed(NamedTuple):
 class Attack(Checked, ABC):
     """Settings of an attack; subclasses write `run`, for all targets at once."""
 
+    question: ClassVar[str] = ""
+    """What its Belief answers, by the name that scoring knows it by, such as "membership"; empty if it rebuilds examples."""
     trained: ClassVar[bool] = False
     """Whether it learns from public examples first, by `learn`."""
     needs_public: ClassVar[bool] = True

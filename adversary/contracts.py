@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from adversary.base import LEAST_PUBLIC, Attack, AttackError, Belief, Guess, Public
 from fl_app.core.contracts import copied, must, same, settings, tracked
 from fl_app.core.local import LocalRule, local_update
-from fl_app.core.observation import Observation, Task
+from fl_app.core.observation import Candidates, Knowledge, Observation, Task
 from fl_app.core.space import Images
 from fl_app.models.fronts import PIXEL, Imprint, Loki
 from fl_app.models.vit import vit
 
 SIDE, CLASSES, TARGETS = 8, 4, 3
+ASKED = 20
+"""Candidates beside those that a target used."""
 FEW = 4
 """Iterations where it matters that two answers are the same, not that they are good."""
 ROUNDING = 1e-2
@@ -104,6 +106,9 @@ def _case(network: Callable[[], nn.Module]) -> Case:
     y, known = torch.arange(TARGETS) % CLASSES, torch.arange(LEAST_PUBLIC) % CLASSES
     x, y = pictures(y, draw)[:, None], y[:, None]
     params = {name: value.detach().clone() for name, value in model.named_parameters()}
+    public = Public(pictures(known, draw), known)
+    # What each target used is among the candidates of all, so that an attack which is asked can tell it from the others.
+    asked = Candidates(torch.cat([x[:, 0].clone(), public.x[:ASKED]]), torch.cat([y[:, 0], known[:ASKED]]))
     seen = [
         Observation(
             params=params,
@@ -112,10 +117,10 @@ def _case(network: Callable[[], nn.Module]) -> Case:
             num_examples=1,
             server_round=1,
             client=place,
+            knowledge=Knowledge(candidates=asked),
         )
         for place, one in enumerate(zip(x, y, strict=True))
     ]
-    public = Public(pictures(known, draw), known)
     return Case(seen, Task(model, Images((1, SIDE, SIDE)), CLASSES), x, public)
 
 
@@ -220,6 +225,9 @@ def beats_blind(attack: Attack) -> None:
     ready, case = case_for(attack, quick=False)
     answer = ready(case.seen, case.task, 0)
     if isinstance(answer, Belief):
+        if attack.question == "membership":
+            above = answer.scores.diagonal() > answer.scores.mean(1)
+            must(bool(above.all()), "it believes no more in what a target used than in its candidates on average")
         return  # nothing is rebuilt
     noise = case.task.space.noise(TARGETS, torch.Generator().manual_seed(9))[:, None]
     blind = {

@@ -35,6 +35,7 @@ def sessions_of(asked: Session, keys: list[Key], *, informed: bool) -> list[Sess
                 asked=asked.attack,
                 threads=asked.threads,
                 device=asked.experiment.device,
+                candidates=asked.candidates_file,
             )
             sessions.append(told)
     return sessions

@@ -17,7 +17,7 @@ from fl_app.attacking import foreign
 from fl_app.core import halfprecision
 from fl_app.core.errors import told
 from fl_app.core.local import Tensors
-from fl_app.core.observation import Key, Knowledge, Observation, Task, compatibility
+from fl_app.core.observation import Candidates, Key, Knowledge, Observation, Task, compatibility
 from fl_app.core.space import Images
 from fl_app.store.captures import CaptureError, Captures
 from fl_app.store.files import RunError, load_tensors
@@ -112,9 +112,9 @@ def run_job(job: Job) -> list[Outcome]:
         except (CaptureError, AttackError) as error:
             outcomes.append(Outcome(key, "failed", f"the capture cannot be used: {error}", final=not _by_system(error)))
             continue
-        seen = replace(_on(seen, job.device, moved), knowledge=job.granted.get(key, seen.knowledge))
-        # An attack that is trained first is trained for the weights of each round by itself.
-        weights = id(seen.params) if attack.trained else None
+        seen = replace(_on(seen, job.device, moved), knowledge=_told(job.granted.get(key, seen.knowledge), job.device))
+        # An attack that learns at weights is trained for those of each round by itself.
+        weights = id(seen.params) if attack.trained and attack.at_weights else None
         groups.setdefault((weights, *compatibility(seen)), []).append((key, seen))
     task.model.to(job.device)
     for members in groups.values():
@@ -146,6 +146,7 @@ def _run_group(job: Job, attack: Attack, task: Task, members: Sequence[Member]) 
             "ledger": (granted or "nothing beyond the protocol") + (f"; {remark}" if remark else ""),
             "visibility": seen.visibility,
             "seconds": f"{seconds:.3f}",
+            **({"question": attack.question} if attack.question else {}),
         }
         try:
             if isinstance(answer, Belief):
@@ -180,3 +181,10 @@ def _on(seen: Observation, device: str, moved: dict[int, Tensors]) -> Observatio
         return seen
     params = moved.setdefault(id(seen.params), {name: value.to(device) for name, value in seen.params.items()})
     return replace(seen, params=params, update={name: value.to(device) for name, value in seen.update.items()})
+
+
+def _told(knowledge: Knowledge, device: str) -> Knowledge:
+    """Knowledge whose candidates are on a device."""
+    if device == "cpu" or knowledge.candidates is None:
+        return knowledge
+    return replace(knowledge, candidates=Candidates(*(value.to(device) for value in knowledge.candidates)))

@@ -13,30 +13,26 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 import adversary
 from adversary import Attack
 from fl_app import data
 from fl_app.attacking.jobs import Job, Learning, Outcome, TaskSpec, parts_of
 from fl_app.attacking.worker import InlineWorker, Worker
 from fl_app.core.machine import free_threads
-from fl_app.core.observation import Key, Knowledge
+from fl_app.core.observation import Candidates, Key, Knowledge
 from fl_app.core.seeds import derive
 from fl_app.experiment.assets import Assets, assets_of
+from fl_app.experiment.candidates import public_examples, read_candidates
 from fl_app.experiment.config import Experiment
 from fl_app.experiment.fingerprint import check_data
-from fl_app.experiment.grants import knowledge_of
+from fl_app.experiment.grants import candidates_of, knowledge_of
 from fl_app.experiment.runs import experiment_of
 from fl_app.store.captures import CaptureError, Captures
-from fl_app.store.files import RunError, save_tensors, write_atomic
+from fl_app.store.files import RunError, checksum, load_tensors, save_tensors, write_atomic
 from fl_app.store.lines import LineFile, read_lines
 from fl_app.store.locks import LOCK, alone
 from fl_app.store.reconstructions import guess_path
 from fl_app.store.runs import RunDir
-
-PUBLIC = 2000
-"""The most public examples that an attack which is trained first is given."""
 
 
 def folder_name(attack: str, grants: tuple[str, ...]) -> str:
@@ -158,14 +154,17 @@ class Session(CaptureSession):
         asked: str | None = None,
         threads: int | None = None,
         device: str | None = None,
+        candidates: Path | None = None,
     ) -> None:
         self.run, self.grants, self.who, self.asked = run, grants, who, asked or attack
+        self.candidates_file = candidates
         found = experiment_of(run)
         self.experiment = found.changed(device=device) if device else found
         check_data(run.path, self.experiment)
         # What is free when nothing else runs; beside the training no more than a client takes.
         free = free_threads() if isinstance(worker, InlineWorker) else self.experiment.threads
-        folder = run.path / "attacks" / folder_name(attack, grants)
+        facts = (*grants, f"candidates {checksum(load_tensors(candidates)[0], '')}") if candidates else grants
+        folder = run.path / "attacks" / folder_name(attack, facts)
         captures = Captures(run.path / "captures")
         super().__init__(captures, folder, attack, worker, seed=self.experiment.seed, threads=threads or free)
 
@@ -200,7 +199,7 @@ class Session(CaptureSession):
 
     def knowledge(self, key: Key) -> Knowledge | None:
         """What the session's grants tell of a target."""
-        if not self.grants and not self.built.trained:
+        if not self.grants and not self.built.trained and not self.built.question:
             return None
         params = None
         if "statistics" in self.grants:
@@ -209,14 +208,20 @@ class Session(CaptureSession):
             except CaptureError:
                 return None  # the job reports the damaged file
         known = knowledge_of(self.assets, self.grants, key, params)
-        return replace(known, public=known.public or self.built.trained)
+        asked = self.candidates(key) if self.built.question else None
+        return replace(known, public=known.public or self.built.trained, candidates=asked)
+
+    def candidates(self, key: Key) -> Candidates:
+        """What an inference attack is asked about a target: those in the file that was given, or drawn for the target."""
+        if self.candidates_file is None:
+            return candidates_of(self.assets, key)
+        return read_candidates(self.candidates_file, self.task().build().space, self.assets.num_classes)
 
     def learning(self) -> Learning:
         """Examples of the test split, which no client holds and no target is made of, written once per run."""
         path = self.run.path / "public.safetensors"
         if not path.exists():
-            test = self.assets.splits.test
-            x, y = test.at(torch.arange(min(PUBLIC, len(test))))
+            x, y = public_examples(self.assets)
             save_tensors(path, {"x": x, "y": y}, {"what": "public examples for attacks that are trained first"})
         # What depends on the weights of a round is of use to this run alone.
         folder = self.run.path / "learned" if self.built.at_weights else data.cache_dir() / "attacks"
@@ -226,4 +231,5 @@ class Session(CaptureSession):
         """Say in the folder what is in it; the informed twin of an attack names the attack that was asked for."""
         self.folder.mkdir(parents=True, exist_ok=True)
         about = {"attack": self.attack, "asked": self.asked, "who": self.who, "grants": list(self.grants)}
+        about |= {"question": self.built.question} if self.built.question else {}
         write_atomic(self.folder / "attack.json", json.dumps(about))

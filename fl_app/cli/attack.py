@@ -29,7 +29,7 @@ from fl_app.experiment.fingerprint import check_data
 from fl_app.experiment.grants import knowledge_of, parse_grants
 from fl_app.experiment.runs import experiment_of
 from fl_app.scoring.attacks import Scoring
-from fl_app.scoring.base import Judge, Measure, Metric
+from fl_app.scoring.base import Judge, Measure
 from fl_app.scoring.metrics import with_plugged
 from fl_app.scoring.score import Summary, success_rate, summarize
 from fl_app.store.files import RunError
@@ -65,6 +65,7 @@ def attack_run(
     informed: bool = True,
     threads: int | None = None,
     device: str | None = None,
+    candidates: Path | None = None,
 ) -> bool:
     """Attack, score and show; False if some attack failed on every target. Names are checked before the first one starts."""
     if of_another_app(path):
@@ -84,13 +85,15 @@ def attack_run(
     answered = True
     try:
         for text in attacks:
-            first = Session(run, text, granted, worker, threads=threads, device=device)
+            first = Session(run, text, granted, worker, threads=threads, device=device, candidates=candidates)
             keys = [key for key in first.captured() if key[0] in in_round and (key[1] == -1 or key[1] in of_client)]
             if not keys:
                 raise RunError(f"{path} has {_spans(first.captured())}, none of --rounds {rounds} --clients {clients}")
             keys = keys[: limit or None]
             for key in keys[:1]:
                 knowledge_of(assets, granted, key, None)  # refuse a false grant before any work
+                if first.built.question:
+                    first.candidates(key)  # or a file that holds no candidates
             contenders: list[Contender] = []
             for session in sessions_of(first, keys, informed=informed):
                 with terminable(), session.alone():
@@ -106,6 +109,7 @@ def attack_run(
                             evaluator=evaluator,
                             floors=not contenders,  # they are the same for all
                             metrics=measured,
+                            candidates=session.candidates(keys[0]) if candidates else None,
                         ).run(keys, lambda task=task, bar=bar: bar.advance(task))  # type: ignore[misc]
                 contenders.append(Contender(session, scoring, Attacker([read_attack(session.folder)])))
             _show(console, contenders)
@@ -183,7 +187,7 @@ def _show(console: Console, contenders: list[Contender]) -> None:
     for one in contenders:
         note = "" if one.session.who == "attack" else f" {one.session.who}"
         console.print(f"[bold]{escape(one.session.attack)}[/bold]{escape(note)}", highlight=False, soft_wrap=True)
-    console.print(_table(_every([one.attacker for one in contenders]), first.scoring.metrics))
+    console.print(_table(_every([one.attacker for one in contenders]), first.scoring.measures))
     experiment = first.session.experiment
     saw = f"the server saw {experiment.seen_in_words}"
     if experiment.warning:
@@ -213,7 +217,7 @@ def _every(attackers: Sequence[Attacker]) -> list[Attacker]:
     return [Attacker([view]) for one in attackers for view in one.parts[0].views]
 
 
-def _table(attackers: Sequence[Attacker], metrics: Mapping[str, Metric]) -> Table:
+def _table(attackers: Sequence[Attacker], metrics: Mapping[str, Measure]) -> Table:
     """One row per metric: each attacker, the informed figure where somebody knows the defense, and the floors."""
     floors = attackers[0].floors()
     told = any(one.informed for one in attackers)

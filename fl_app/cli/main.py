@@ -74,6 +74,9 @@ def attack(
         bool, typer.Option("--noise-ratio", help="Also score the share of noise in what is rebuilt.")
     ] = False,
     metric: Metrics = None,
+    candidates: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Ask inference attacks about these: x and y as safetensors.")
+    ] = None,
     informed: Annotated[bool, typer.Option("--informed/--no-informed", help="Also the attackers who know the defense.")] = True,
     model: Model = None,
     input_shape: InputShape = "",
@@ -128,6 +131,7 @@ def attack(
         informed=informed,
         threads=threads or None,
         device=device.value if device else None,
+        candidates=candidates,
     )
     if not answered:
         raise typer.Exit(1)

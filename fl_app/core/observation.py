@@ -1,7 +1,7 @@
 """What a server sees of a client, what an attacker was told beyond that, and the public facts of a model."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -11,6 +11,13 @@ from fl_app.core.space import Space
 Visibility = Literal["individual", "aggregate"]
 Key = tuple[int, int]
 """(round, client) of a target; client -1 is the aggregate."""
+
+
+class Candidates(NamedTuple):
+    """Examples that an attack is asked about, x (n, *shape), y int64 (n,), in an order that tells nothing of the answer."""
+
+    x: Tensor
+    y: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +39,8 @@ class Knowledge:
     """The client's own evaluation network; the attack's spec names its file."""
     public: bool = False
     """Public examples of the same kind, which the attack learned from."""
+    candidates: Candidates | None = None
+    """Examples some of which the client used: which, is what an inference attack is asked."""
 
     chosen: tuple[str, ...] = ()
     """What a malicious server made up to see more: the "weights", the "architecture"."""
@@ -47,6 +56,7 @@ class Knowledge:
             "repeated examples": self.repeats,
             "evaluation network": self.evaluator,
             "public examples": self.public,
+            "candidates": self.candidates is not None,
         }
         return *(name for name, given in granted.items() if given), *(f"the server chose the {one}" for one in self.chosen)
 
@@ -81,4 +91,6 @@ class Task:
 def compatibility(seen: Observation) -> tuple[object, ...]:
     """Observations with equal keys can be attacked together."""
     shapes = tuple((name, tuple(value.shape)) for name, value in seen.update.items())
-    return seen.rule, seen.num_examples, seen.visibility, seen.knowledge.ledger, seen.knowledge.defense, shapes
+    told = seen.knowledge
+    asked = 0 if told.candidates is None else len(told.candidates.y)
+    return seen.rule, seen.num_examples, seen.visibility, told.ledger, told.defense, asked, shapes

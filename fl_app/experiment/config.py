@@ -106,6 +106,9 @@ class Experiment(BaseModel):
     grant: str = Field(
         "", description="what the attacker is told beyond the protocol: labels, defense, statistics, repeats, order"
     )
+    candidates: Annotated[int, Field(ge=1, le=10**5)] = Field(
+        100, description="most examples of a target, and as many held-out ones, that an inference attack is asked about"
+    )
     informed: bool = Field(True, description="also show informed attackers, see `thorns list defenses`")
     worker: Literal["inline", "ray"] = Field(
         "inline", description="where the attack runs: 'inline' after the training, 'ray' beside it"

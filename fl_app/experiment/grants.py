@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from fl_app.core.local import Tensors
-from fl_app.core.observation import Knowledge
+from fl_app.core.observation import Candidates, Knowledge
 from fl_app.core.seeds import generator
 from fl_app.data.batches import step_positions
 from fl_app.experiment.assets import Assets
+from fl_app.experiment.candidates import held_out
 from fl_app.experiment.config import Experiment
 from fl_app.experiment.truth import clients_behind, true_aggregate, true_positions
 from fl_app.models.statistics import batchnorm_statistics
@@ -55,6 +56,16 @@ def server_knowledge(experiment: Experiment) -> Knowledge:
     """What a malicious server has beyond the protocol: what it made up, and the public examples by which it did."""
     chosen = experiment.craft.chooses
     return Knowledge(public=bool(chosen), chosen=chosen)
+
+
+def candidates_of(assets: Assets, key: tuple[int, int]) -> Candidates:
+    """Some of what a target's clients used, among as many examples that no client owns, in an order of no meaning."""
+    most, rng = assets.experiment.candidates, generator(assets.experiment.seed, "candidates", *key)
+    x, y = true_aggregate(assets, clients_behind(assets, key[1], key[0]), key[0])
+    drawn = torch.randperm(len(y), generator=rng)[:most]
+    other_x, other_y = held_out(assets, y, most, rng)
+    order = torch.randperm(len(drawn) + len(other_y), generator=rng)
+    return Candidates(torch.cat([x[drawn].cpu(), other_x])[order], torch.cat([y[drawn].cpu(), other_y])[order])
 
 
 def knowledge_of(assets: Assets, grants: tuple[str, ...], key: tuple[int, int], params: Tensors | None) -> Knowledge:

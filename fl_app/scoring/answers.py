@@ -24,6 +24,8 @@ class ScoredAnswer(NamedTuple):
 
     target: TargetScore
     x: Tensor | None = None
+    believed: CandidateScores | None = None
+    """What it believes of candidates, if it answered with that."""
 
 
 def score_answer(
@@ -34,14 +36,14 @@ def score_answer(
     metrics: Mapping[str, Metric],
     tools: Tools,
 ) -> ScoredAnswer:
-    """Score what an attack's folder holds about a target; scores of candidates are an answer without image metrics."""
+    """Score what an attack's folder holds about a target; scores of candidates are handed on, to be judged together."""
     path = guess_path(folder, key)
     if key in failures or not path.exists():
         return _failed(key, failures.get(key, "there is no reconstruction"))
     try:
         answer = load_answer(path)
         if isinstance(answer, CandidateScores):
-            return ScoredAnswer(_done(key, answer.notes))
+            return ScoredAnswer(_done(key, answer.notes), believed=answer)
         scores = score(answer.x, answer.y, *truth, metrics, tools)
         row = scores.row()
         members = {

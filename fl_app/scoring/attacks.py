@@ -2,23 +2,28 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 import torch
 
-from fl_app.core.observation import Key
+from fl_app.core.observation import Candidates, Key
 from fl_app.core.seeds import generator
 from fl_app.experiment.assets import Assets
+from fl_app.experiment.grants import candidates_of
 from fl_app.experiment.truth import clients_behind, true_aggregate, true_positions
 from fl_app.scoring.answers import score_answer
-from fl_app.scoring.base import Judge, Metric, Tools
+from fl_app.scoring.base import Judge, Measure, Metric, Tools
 from fl_app.scoring.floors import FLOORS
 from fl_app.scoring.grids import save_grid
+from fl_app.scoring.membership import Believed
 from fl_app.scoring.metrics import METRICS
+from fl_app.scoring.questions import QUESTIONS, save_judged
 from fl_app.scoring.score import score
 from fl_app.scoring.target import Row, TargetScore, lines_of
 from fl_app.store.files import write_atomic
+from fl_app.store.reconstructions import CandidateScores
 
 AT_MOST = 16
 
@@ -37,12 +42,16 @@ class Scoring:
         evaluator: Path | None = None,
         floors: bool = True,
         metrics: Mapping[str, Metric] = METRICS,
+        candidates: Candidates | None = None,
     ) -> None:
         self.assets, self.folder, self.failures = assets, folder, failures
         self.tools = Tools(judge, evaluator, perceptual)
         self.metrics = {name: metric for name, metric in metrics.items() if self.tools.has(metric.needs)}
         self.targets: list[TargetScore] = []
         self.floors: dict[str, list[Row]] = {name: [] for name in FLOORS} if floors else {}
+        self.question = ""
+        self.candidates = candidates
+        self._believed: dict[Key, Believed] = {}
         self._shown: list[tuple[torch.Tensor, torch.Tensor, str]] = []
 
     def run(self, keys: list[Key], on_done: Callable[[], None] = lambda: None) -> Self:
@@ -50,10 +59,11 @@ class Scoring:
         for key in keys:
             self.targets.append(self._target(key))
             on_done()
+        self._judge_beliefs()
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomic(self.folder / "scores.jsonl", lines_of(self.targets))
         # What is plugged in is described, so that results can be read without importing it.
-        plugged = {name: metric.to_dict() for name, metric in self.metrics.items() if name not in METRICS}
+        plugged = {name: one.to_dict() for name, one in self.measures.items() if name not in METRICS}
         described = self.folder / "metrics.json"
         if plugged:
             write_atomic(described, json.dumps(plugged, indent=1))
@@ -84,13 +94,41 @@ class Scoring:
     def _target(self, key: Key) -> TargetScore:
         clients = clients_behind(self.assets, key[1], key[0])
         true_x, true_y = true_aggregate(self.assets, clients, key[0])
-        target, x = score_answer(self.folder, key, (true_x, true_y), self.failures, self.metrics, self.tools)
+        target, x, believed = score_answer(self.folder, key, (true_x, true_y), self.failures, self.metrics, self.tools)
+        if believed is not None and believed.notes.get("question") in QUESTIONS:
+            return self._believe(target, believed)
         if x is not None:
             self._blind(key, clients, true_x, true_y)
             if len(self._shown) < AT_MOST:
                 labels = [f"r{key[0]} c{key[1]}: {label}" for label in true_y.tolist()]
                 self._shown += zip(true_x, x, labels, strict=True)
         return target
+
+    def _believe(self, target: TargetScore, believed: CandidateScores) -> TargetScore:
+        """Hold scores beside what is true of the candidates; they are judged once all targets are known."""
+        self.question, key = believed.notes["question"], target.key
+        asked = self.candidates or candidates_of(self.assets, key)
+        if believed.scores.shape != asked.y.shape:
+            reason = f"{tuple(believed.scores.shape)} scores are not of the {len(asked.y)} candidates: attack it again"
+            return TargetScore(round=target.round, client=target.client, status="failed", reason=reason)
+        self._believed[key] = Believed(believed.scores.double().cpu(), QUESTIONS[self.question].truth(self.assets, key, asked))
+        return target
+
+    def _judge_beliefs(self) -> None:
+        if not self._believed:
+            return
+        question = QUESTIONS[self.question]
+        rows = question.rows(self._believed)
+        self.targets = [replace(one, values=rows[one.key]) if one.key in rows else one for one in self.targets]
+        if self.floors:
+            self.floors["prior guess"] = [question.floor()] * len(rows)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save_judged(self.folder, self.question, self._believed)
+
+    @property
+    def measures(self) -> Mapping[str, Measure]:
+        """What its targets are measured by."""
+        return QUESTIONS[self.question].measures if self.question else self.metrics
 
     def _blind(self, key: Key, clients: list[int], true_x: torch.Tensor, true_y: torch.Tensor) -> None:
         excluded = torch.cat([true_positions(self.assets, client, key[0]) for client in clients])

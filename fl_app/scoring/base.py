@@ -47,6 +47,8 @@ class Measure:
     threshold: Threshold | None = None
     shown: Literal["tables", "curves", "files"] = "tables"
     """Where a report shows it: in tables, curves and files, in curves and files, or in files alone."""
+    question: str = ""
+    """What it judges: answers to this question, or reconstructions if it is empty."""
 
     def leak(self, value: float) -> float:
         """The value with its sign turned where lower means more leaked: larger is always worse for the client."""
@@ -79,7 +81,7 @@ class Measure:
             threshold = Threshold(float(limit["value"]), str(limit["source"]), str(limit["shared"]))
             if not math.isfinite(threshold.value):
                 raise ValueError(f"a threshold must be a finite number, not {threshold.value}")
-        return cls(**{key: facts[key] for key in kinds}, threshold=threshold)
+        return cls(**{key: facts[key] for key in kinds}, threshold=threshold, question=str(facts.get("question", "")))
 
 
 class Tools(NamedTuple):

@@ -1,0 +1,1 @@
+"""Attacks that rebuild nothing: they answer a question about the client's data with scores of candidates."""

@@ -1,0 +1,65 @@
+"""What membership attacks share: the question, the candidates, and what each of them would have contributed to an update."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from adversary.base import Attack, AttackError, Belief
+from fl_app.core.local import Step, Tensors, loss_of
+from fl_app.core.observation import Candidates, Observation, Task
+
+CHUNK = 2**24
+"""Numbers that the gradients of candidates at once may hold: 64 MB of float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership(Attack):
+    """Asks of each candidate whether the client used it in the round; subclasses write `believe`."""
+
+    question: ClassVar[str] = "membership"
+
+    @abstractmethod
+    def believe(self, seen: Observation, task: Task, asked: Candidates) -> Tensor:
+        """A score of each candidate, (candidates,), larger where it rather is a member."""
+
+    def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Belief:
+        """Score the candidates of each target by themselves."""
+        return Belief(torch.stack([self.believe(one, task, asked_of(one)) for one in seen]))
+
+
+def asked_of(seen: Observation) -> Candidates:
+    """The candidates of a target; AttackError if there are none."""
+    if seen.knowledge.candidates is None:
+        raise AttackError("there are no candidates to ask a membership attack about: --candidates FILE names some")
+    return seen.knowledge.candidates
+
+
+def flat(tensors: Tensors) -> Tensor:
+    """All values as one vector, (..., size), in the order of the names; all but the first dimension of stacked ones."""
+    return torch.cat([value.flatten() for value in tensors.values()])
+
+
+def gradients(task: Task, seen: Observation, asked: Candidates) -> Iterator[Tensor]:
+    """The gradient of each candidate at the weights that were sent, as vectors (some, size), a part of them at a time."""
+    size = sum(value.numel() for value in seen.params.values())
+    some = max(1, CHUNK // size)
+    for x, y in zip(asked.x.split(some), asked.y.split(some), strict=True):
+        found = Step(seen.params, task.model, x, y).per_example_gradients()
+        yield torch.cat([found[name].flatten(1) for name in seen.update], 1).detach()
+
+
+def sent(seen: Observation) -> Tensor:
+    """What was sent as the gradient that it is, or that local steps come to if they are small, as a vector (size,)."""
+    if seen.rule.kind == "gradient":
+        return flat(seen.update)
+    return -flat(seen.update) / (seen.rule.lr * seen.rule.gradients)
+
+
+def losses(task: Task, params: Tensors, asked: Candidates) -> Tensor:
+    """The loss of each candidate, (candidates,)."""
+    with torch.no_grad():
+        return torch.func.vmap(lambda x, y: loss_of(task.model, params, x[None], y[None]))(asked.x, asked.y)

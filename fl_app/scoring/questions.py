@@ -1,0 +1,53 @@
+"""What an attack can be asked that answers with scores of candidates: one entry each, from which its scores follow."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl_app.core.observation import Candidates, Key
+from fl_app.experiment.assets import Assets
+from fl_app.scoring import membership
+from fl_app.scoring.base import Measure
+from fl_app.scoring.membership import Believed
+from fl_app.scoring.target import Row
+from fl_app.store.files import RunError, load_tensors, save_tensors
+
+FILE = "judged.safetensors"
+"""Beside scores.jsonl: all candidates that were judged, with the truth about them."""
+
+
+class Question(NamedTuple):
+    """One question: the truth about the candidates of a target, and what scores of all targets come to."""
+
+    truth: Callable[[Assets, Key, Candidates], Tensor]
+    """int8 (candidates,): 1 yes, 0 no, -1 neither."""
+    rows: Callable[[Mapping[Key, Believed]], dict[Key, Row]]
+    measures: Mapping[str, Measure]
+    floor: Callable[[], Row]
+    """What is reached by somebody who has seen nothing."""
+
+
+QUESTIONS: dict[str, Question] = {
+    "membership": Question(membership.membership, membership.rows_of, membership.MEASURES, membership.floor),
+}
+
+
+def save_judged(folder: Path, question: str, believed: Mapping[Key, Believed]) -> None:
+    """Keep all scores with the truth, so that curves over several runs can be drawn from them."""
+    numbers = torch.tensor([len(one.scores) for one in believed.values()])
+    keys = torch.tensor(list(believed)).repeat_interleave(numbers, 0)
+    tensors = {name: torch.cat([getattr(one, name) for one in believed.values()]) for name in Believed._fields}
+    save_tensors(folder / FILE, {**tensors, "round": keys[:, 0], "client": keys[:, 1]}, {"question": question})
+
+
+def load_judged(folder: Path) -> Believed:
+    """The scores of all targets' candidates and what they are; RunError if the file is damaged."""
+    tensors, _ = load_tensors(folder / FILE)
+    found = [tensors.get(name) for name in Believed._fields]
+    scores, truth = found
+    if scores is None or truth is None or scores.ndim != 1 or truth.shape != scores.shape or truth.dtype != torch.int8:
+        raise RunError(f"{folder / FILE} does not hold scores and what is true of them")
+    return Believed(scores, truth)
