@@ -16,6 +16,10 @@ from adversary.exact.readout import ReadOut
 from adversary.exact.spear import Spear
 from adversary.exact.traps import TrapsReadout
 from adversary.inference.alignment import Alignment
+from adversary.inference.likelihood_ratio import LikelihoodRatio
+from adversary.inference.lira import LiRA
+from adversary.inference.loss import Loss
+from adversary.inference.series import Series
 from adversary.learned.ridge import Ridge
 from adversary.local_steps import SME, Epochwise
 from adversary.presets import DLG, IDLG, CINet, CINetLBFGS, CosineLBFGS, GaussNewton, GradInversion, InvertingGradients
@@ -37,12 +41,16 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "idlg": IDLG,
     "imprint": ImprintReadout,
     "inverting_gradients": InvertingGradients,
+    "likelihood_ratio": LikelihoodRatio,
+    "lira": LiRA,
     "loki": LokiReadout,
+    "loss": Loss,
     "matching": Matching,
     "patches": Patches,
     "peeling": Peeling,
     "readout": ReadOut,
     "ridge": Ridge,
+    "series": Series,
     "sme": SME,
     "spear": Spear,
     "standard": Standard,

@@ -104,6 +104,8 @@ class Attack(Checked, ABC):
     """Whether there is no attack without public examples, if it learns from them."""
     at_weights: ClassVar[bool] = True
     """Whether what it learns depends on the weights of a round, on the clients' rule and on draws."""
+    at_model: ClassVar[bool] = False
+    """Whether it depends on the architecture and on draws, where it does not on the weights."""
 
     proof: ClassVar[float | None] = None
     """The loss up to which an answer is exact by the attack's own evidence, without the truth; None: it proves nothing."""
@@ -126,7 +128,7 @@ class Attack(Checked, ABC):
     @final
     def prepare(self, task: Task, seen: Observation, public: Public, seed: int, folder: Path) -> Self:
         """The attack with what it learns, which is kept in a folder by all that it was made of and not learned twice."""
-        path = folder / f"{_made_of(self, seen, public, seed)}.safetensors"
+        path = folder / f"{_made_of(self, task, seen, public, seed)}.safetensors"
         if not path.exists():
             learned = self.learn(task, seen, public, generator(seed, "learn", seen.server_round))
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,10 +178,11 @@ class Attack(Checked, ABC):
         return _checked_belief(answer, seen) if isinstance(answer, Belief) else _checked_guess(answer, seen, task)
 
 
-def _made_of(attack: Attack, seen: Observation, public: Public, seed: int) -> str:
-    """A hash of the attack's settings, the public examples and, unless they do not matter, the weights and the rule."""
+def _made_of(attack: Attack, task: Task, seen: Observation, public: Public, seed: int) -> str:
+    """A hash of the attack's settings, the public examples and, as far as they matter, the weights, the rule, the network."""
     at = (seen.rule, seen.num_examples, seen.knowledge.defense) if attack.at_weights else ()
-    made_of = repr((text_of(attack, {}), seed if attack.at_weights else 0, at))
+    network = (repr(task.model), [(name, value.shape) for name, value in seen.params.items()]) if attack.at_model else ()
+    made_of = repr((text_of(attack, {}), seed if attack.at_weights or attack.at_model else 0, at, *network))
     weights = {f"weights {name}": value for name, value in seen.params.items()} if attack.at_weights else {}
     return checksum(weights | public._asdict(), made_of)[:32]
 

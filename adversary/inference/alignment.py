@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from adversary.base import Facts, Informed
 from adversary.inference.base import Membership, gradients, sent
+from adversary.inference.likelihood_ratio import knowing
 from fl_app.core.observation import Candidates, Observation, Task
 
 
@@ -18,3 +20,7 @@ class Alignment(Membership):
         """Cosines, (candidates,); 0 of an update of zeros."""
         update = sent(seen)
         return torch.cat([F.cosine_similarity(part, update[None]) for part in gradients(task, seen, asked)])
+
+    def informed(self, defense: str, facts: Facts) -> list[Informed]:
+        """The likelihood ratio, where the defense adds noise of a known law."""
+        return knowing(defense, facts)

@@ -7,9 +7,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
 
 from adversary.base import Attack, AttackError, Belief
-from fl_app.core.local import Step, Tensors, loss_of
+from fl_app.core.local import Step, Tensors
 from fl_app.core.observation import Candidates, Observation, Task
 
 CHUNK = 2**24
@@ -39,7 +41,7 @@ def asked_of(seen: Observation) -> Candidates:
 
 
 def flat(tensors: Tensors) -> Tensor:
-    """All values as one vector, (..., size), in the order of the names; all but the first dimension of stacked ones."""
+    """All values as one vector, (size,), in the order of the names."""
     return torch.cat([value.flatten() for value in tensors.values()])
 
 
@@ -59,7 +61,23 @@ def sent(seen: Observation) -> Tensor:
     return -flat(seen.update) / (seen.rule.lr * seen.rule.gradients)
 
 
+def after(seen: Observation) -> Tensors:
+    """The client's own weights after its local steps; AttackError if it sent a gradient."""
+    if seen.rule.kind != "delta":
+        raise AttackError("a client that sends a gradient has no network of its own: this needs update='delta'")
+    return {name: value + seen.update[name] for name, value in seen.params.items()}
+
+
 def losses(task: Task, params: Tensors, asked: Candidates) -> Tensor:
     """The loss of each candidate, (candidates,)."""
-    with torch.no_grad():
-        return torch.func.vmap(lambda x, y: loss_of(task.model, params, x[None], y[None]))(asked.x, asked.y)
+    outputs = functional_call(task.model, params, (asked.x,), tie_weights=False).detach()
+    return F.cross_entropy(outputs, asked.y, reduction="none")
+
+
+def confidences(task: Task, params: Tensors, asked: Candidates) -> Tensor:
+    """log(p / (1 - p)) of each candidate's class, (candidates,): about normal over networks (Carlini et al. 2022)."""
+    outputs = functional_call(task.model, params, (asked.x,), tie_weights=False).detach()
+    own = outputs.gather(1, asked.y[:, None])[:, 0]
+    others = outputs.masked_fill(F.one_hot(asked.y, outputs.shape[1]).bool(), -torch.inf)
+    found: Tensor = own - others.logsumexp(1)
+    return found

@@ -61,10 +61,11 @@ def curve(scores: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_threshold(scores: Tensor, others: Tensor) -> float:
-    """The threshold with the largest difference of the two rates: what lies at it or above counts as a member."""
+    """The threshold with the largest difference of the two rates, midway between the scores above and below it."""
     levels = torch.cat([scores, others]).unique().flip(0)
     false, true = curve(scores, others)
-    return float(levels[(true - false)[1:].argmax()])
+    best = int((true - false)[1:].argmax())
+    return float(levels[best : best + 2].mean())
 
 
 def found_at(scores: Tensor, others: Tensor, rate: float) -> Share | None:

@@ -51,7 +51,8 @@ def test_every_attack_that_is_not_trained_first_is_tried():
         "loki",
         "traps",
     }  # which take other networks: files of their own
-    assert QUICK.keys() == {name for name in adversary.ATTACKS if not adversary.build(name).trained} - elsewhere
+    rebuild = {name for name in adversary.ATTACKS if not adversary.build(name).question}
+    assert QUICK.keys() == {name for name in rebuild if not adversary.build(name).trained} - elsewhere
 
 
 def test_attacks_and_their_pieces_have_few_settings():
