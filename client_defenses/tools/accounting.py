@@ -63,7 +63,7 @@ def epsilon(
     times = participations(
         examples, batch_size, steps, local_steps=local_steps, local_examples=local_examples, server_rounds=server_rounds
     )
-    return Epsilon(_sampled(noise, min(1.0, batch_size / examples), steps, delta), _gaussian(noise, times, delta), delta)
+    return Epsilon(_sampled(noise, min(1.0, batch_size / examples), steps, delta), gaussian_epsilon(noise, times, delta), delta)
 
 
 def participations(
@@ -110,7 +110,7 @@ def _sampled(noise: float, rate: float, steps: int, delta: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _gaussian(noise: float, times: int, delta: float) -> float:
+def gaussian_epsilon(noise: float, times: int, delta: float) -> float:
     """Epsilon of `times` Gaussian mechanisms: together they are one whose noise is smaller by sqrt(times)."""
     _, gdp, _ = _opacus()
     mu = math.sqrt(times) / noise

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
 
+from fl_app.cli.audit_dp import audit_dp
 from fl_app.cli.bound import bound
 from fl_app.cli.check import check
 from fl_app.cli.deploy import app as deploy_app
@@ -172,6 +173,8 @@ def options(
 # In the order in which they are listed.
 for command in (run, attack, bound, compare, sweep, report, gate, export):
     app.command()(command)
+app.command("audit-dp")(audit_dp)
+app.command("audit-dp")(audit_dp)
 app.command("fit-rule")(fit_rule)
 app.command("list")(list_)
 app.add_typer(new_app, name="new")
