@@ -224,9 +224,9 @@ def measures_shown(conditions: Sequence[Condition], *places: str) -> dict[str, M
 
 
 def floors_of(conditions: Sequence[Condition]) -> dict[str, list[Row]]:
-    """The blind floors that conditions share: those of the undefended one if it was attacked, else of the first with any."""
+    """The blind floors that conditions share, by name: of the undefended one if it was attacked, else of the first with it."""
+    found: dict[str, list[Row]] = {}
     for one in sorted(conditions, key=lambda one: not one.undefended):
         for attacker in one.attackers:
-            if found := attacker.floors():
-                return found
-    return {}
+            found = {**attacker.floors(), **found}
+    return found

@@ -90,6 +90,8 @@ def judge_attack(cell: str, attack: AttackResult, limits: Limits, *, worst: bool
         found += [one._replace(answered=answered.get(one.metric)) for one in members]
     ruling = Ruling([Judged(cell, one) for one in found])
     for name, metrics in limits.items():
+        if not any(one.question == attack.question for one in metrics.values()):
+            continue  # it was asked something else
         if not any(one.metric in metrics for one in found):
             reasons = (why for one in attacker.targets if (why := one.unavailable.get(next(iter(metrics)))))
             ruling.doubts.append(
@@ -109,7 +111,7 @@ def judge(
         whole.notes.append("undefended cells are not judged beside others; --cell judges what it names")
     for cell in judged:
         whole.add(_gaps(cell, attacks))
-        for attack in _wanted(cell, attacks):
+        for attack in wanted(cell, attacks):
             whole.add(judge_attack(cell.name, attack, limits, worst=worst))
     whole.doubts.extend(_undecided(study, judged, limits, attacks))
     return whole
@@ -136,13 +138,14 @@ def chosen(study: Study, cells: Sequence[str]) -> list[CellResult]:
     return [cell for cell in study.cells if cell.varied.get("defense") != "none"] or study.cells
 
 
-def _wanted(cell: CellResult, attacks: Collection[str]) -> list[AttackResult]:
+def wanted(cell: CellResult, attacks: Collection[str]) -> list[AttackResult]:
+    """The scored attacks on a cell that were asked for by name, or all."""
     return [one for one in cell.attacks if not attacks or one.asked in attacks]
 
 
 def _gaps(cell: CellResult, attacks: Collection[str]) -> Ruling:
     """What is missing of a cell, and what is there but was not attacked."""
-    found, name, run = _wanted(cell, attacks), cell.name, cell.attacked
+    found, name, run = wanted(cell, attacks), cell.name, cell.attacked
     doubts = [] if cell.failed is None else [f"'{name}': the cell failed: {cell.failed}"]
     doubts += run.problems if run else []
     missing = [text for text in attacks if text not in [one.asked for one in found]]

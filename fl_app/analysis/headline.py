@@ -35,7 +35,8 @@ def headline(conditions: Sequence[Condition]) -> list[str]:
     if not attacked:
         trained = [one for one in conditions if one.accuracies]
         best = max(trained, key=lambda one: mean(list(one.accuracies.values())) or 0.0, default=None)
-        return [f"No attack was scored. {best.label} reached {_accuracy(best)}." if best else "There are no results yet."]
+        nothing = "No reconstruction was scored." if any(one.attackers for one in conditions) else "No attack was scored."
+        return [f"{nothing} {best.label} reached {_accuracy(best)}." if best else "There are no results yet."]
     limits = in_words(limits_of(conditions[0].measures))
     sentences = []
     for one, verdict in attacked:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from fl_app.analysis.audit_dp import Audit
 from fl_app.analysis.bounds.results import Bounds
 from fl_app.core.errors import said
 from fl_app.core.plugins import NotAllowed
@@ -48,6 +49,8 @@ class AttackResult(NamedTuple):
     """Plugged-in metrics, as metrics.json describes them."""
     by_truth: bool = False
     """Whether the figures are those of the worst member on each target, and not what the attack answered."""
+    question: str = ""
+    """What it was asked, where it does not rebuild examples."""
 
     @property
     def ledger(self) -> str:
@@ -77,6 +80,8 @@ class RunResult:
     problems: list[str] = field(default_factory=list)
     bounds: Bounds | None = None
     """What no attack on it can do, if `thorns bound` was run."""
+    audit: Audit | None = None
+    """What canaries say of its epsilon, if `thorns audit-dp` was run."""
 
     @property
     def last(self) -> dict[str, Any]:
@@ -166,12 +171,16 @@ def read_run(path: Path) -> RunResult:
         environment = {key: str(value) for key, value in _object(told).items()} if told.exists() else {}
     except RunError as error:
         problems.append(str(error))
-    bounds = None
+    bounds, audit = None, None
     try:
         bounds = Bounds.load(path)
     except RunError as error:
         problems.append(str(error))
-    return RunResult(path, experiment_of(run), run.metrics(), attacks, environment, problems, bounds)
+    try:
+        audit = Audit.load(path)
+    except RunError as error:
+        problems.append(str(error))
+    return RunResult(path, experiment_of(run), run.metrics(), attacks, environment, problems, bounds, audit)
 
 
 def read_attack(folder: Path) -> AttackResult:
@@ -193,7 +202,8 @@ def read_attack(folder: Path) -> AttackResult:
         measures[key] = Measure(title=key, higher_leaks=True, shown="files")  # nobody says what it is
     timing = _each(folder / "timing.jsonl", lambda line: float(line["seconds"]), whole=False)
     told = about["asked"], about["attack"], about["who"], tuple(about["grants"])
-    return AttackResult(folder, *told, targets, floors, sum(timing) if timing else None, measures)
+    seconds, question = sum(timing) if timing else None, str(about.get("question", ""))
+    return AttackResult(folder, *told, targets, floors, seconds, measures, question=question)
 
 
 def _object(path: Path) -> dict[str, Any]:

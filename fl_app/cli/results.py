@@ -79,6 +79,12 @@ def gate(
     limit: Annotated[
         list[str] | None, typer.Option(metavar="METRIC=VALUE", help="A threshold of any metric, or off; may be repeated.")
     ] = None,
+    tpr_at_fpr: Annotated[
+        str | None, typer.Option(metavar="RATE:SHARE", help="It leaks if more members are found at this rate of false ones.")
+    ] = None,
+    empirical_epsilon: Annotated[
+        float | None, typer.Option(min=0, help="It leaks if the canary audit (thorns audit-dp) finds more than this.")
+    ] = None,
     metric: Metrics = None,
     attacks: Annotated[
         list[str] | None, typer.Option("--attack", metavar="SPEC", callback=typed, help="Judge this; run it if needed.")
@@ -104,8 +110,11 @@ def gate(
             own = {"--truth": truth, "--input-shape": input_shape, "--mean": mean, "--std": std, "--defense": defense}
             only_for(ANOTHER_APP, own)
             where = device.value if device else None
-            verdict = _judge_study(path, asked, attacks or [], cells or [], metric or [], worst=worst, device=where)
+            verdict = _judge_study(
+                path, asked, attacks or [], cells or [], metric or [], tpr_at_fpr, empirical_epsilon, worst=worst, device=where
+            )
         else:
+            only_for("runs and sweeps", {"--tpr-at-fpr": tpr_at_fpr, "--empirical-epsilon": empirical_epsilon is not None})
             from fl_app.analysis.gate_app import judge_app
             from fl_app.analysis.limits import limits_of
             from fl_app.attacking.audit import task_of
@@ -152,12 +161,15 @@ def _judge_study(
     attacks: list[str],
     cells: list[str],
     metrics: list[str],
+    tpr_at_fpr: str | None,
+    empirical_epsilon: float | None,
     *,
     worst: bool,
     device: str | None,
 ) -> "Ruling":
     """Judge a run or sweep; attacks that were named and are not scored yet are run first."""
-    from fl_app.analysis.gate import chosen, judge, perceptual
+    from fl_app.analysis.gate import Ruling, chosen, judge, perceptual
+    from fl_app.analysis.gate_privacy import at_rate, judge_epsilon, judge_membership
     from fl_app.analysis.limits import limits_of
     from fl_app.attacking.audit import of_another_app
     from fl_app.report.export import read_checked
@@ -168,6 +180,7 @@ def _judge_study(
             f"{path} holds captures of another app: add --model MODULE:FUNCTION --input-shape SHAPE, and --truth "
             "FILE.safetensors with what its clients used, as a reconstruction can only be judged against that (docs/gate.md)"
         )
+    rate = at_rate(tpr_at_fpr) if tpr_at_fpr is not None else None
     study, plugged = read_checked(path), with_plugged(metrics)
     limits = limits_of({**study.measures, **plugged}, asked)
     runs = {cell.attacked.path: {one.asked for one in cell.attacks} for cell in chosen(study, cells) if cell.attacked}
@@ -178,4 +191,12 @@ def _judge_study(
         for place, text in waiting:
             attack_run(errors, place, [text], grants=[], perceptual=perceptual(limits), metrics=metrics, device=device)
         study = read_checked(path)
-    return judge(study, limits, attacks=attacks, cells=cells, worst=worst)
+    others = rate is not None or empirical_epsilon is not None
+    rebuilt = any(not one.question for cell in chosen(study, cells) for one in cell.attacks)
+    # Who asks for these alone has no reconstruction to judge.
+    whole = judge(study, limits, attacks=attacks, cells=cells, worst=worst) if rebuilt or not others else Ruling()
+    if rate is not None:
+        whole.add(judge_membership(study, rate, attacks, cells))
+    if empirical_epsilon is not None:
+        whole.add(judge_epsilon(study, empirical_epsilon, cells))
+    return whole

@@ -11,13 +11,13 @@ def write_report(path: Path) -> Path:
     from fl_app.store.files import write_atomic
 
     study = read_study(path)
-    page, sections, conditions = page_of(study)
+    page, charts, conditions = page_of(study)
     beside = path / "report"
     beside.mkdir(exist_ok=True)
     write_atomic(beside / "summary.csv", files.summary_csv(conditions))
     write_atomic(beside / "attackers.csv", files.attackers_csv(conditions, path))
     write_atomic(beside / "summary.tex", files.latex(conditions, study.title))
-    for chart in [chart for one in sections for chart in (*one.trade_offs, *one.leakage, *one.training)]:
+    for chart in charts:
         figures.save(chart, beside)
     for name, text in all_targets(study, conditions).items():
         write_atomic(beside / name, text)

@@ -54,6 +54,8 @@ class Chart:
     """Points with marks and bands, or plain lines."""
     log: bool = False
     """Whether values span orders of magnitude."""
+    log_x: bool = False
+    """Whether what they are drawn against does."""
 
 
 def colors_of(conditions: Sequence[Condition]) -> dict[str, int]:

@@ -33,6 +33,8 @@ def save(chart: Chart, folder: Path) -> list[Path]:
         )  # fmt: skip
     if chart.log:
         axes.set_yscale("log")
+    if chart.log_x:
+        axes.set_xscale("log")
     axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", linewidth=0.4, alpha=0.5)

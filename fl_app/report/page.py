@@ -18,7 +18,8 @@ from fl_app.report import about, svg, tables
 from fl_app.report.bounds import bounds
 from fl_app.report.charts import Chart, colors_of, trade_offs
 from fl_app.report.gallery import exhibit
-from fl_app.report.palette import DARK, LIGHT, color_at, mark_at
+from fl_app.report.membership import Shown, membership
+from fl_app.report.palette import DARK, LIGHT
 from fl_app.report.rounds import leakage, training
 
 HERE = Path(__file__).parent
@@ -42,15 +43,10 @@ def sections_of(conditions: Sequence[Condition]) -> list[Section]:
     for place, name in enumerate(names, 1):
         own = [one for one in conditions if one.apart == name]
         suffix = f"-{place}" if len(names) > 1 else ""
-        legend = [(family, _swatch(colors[family])) for family in dict.fromkeys(one.family for one in own)]
+        legend = [(family, svg.swatch(colors[family])) for family in dict.fromkeys(one.family for one in own)]
         settings = own, colors, suffix
         found.append(Section(name, own, trade_offs(*settings), leakage(*settings), training(*settings), legend))
     return found
-
-
-def _swatch(color: int) -> Markup:
-    drawn = svg.mark(mark_at(color), 8, 8, color_at(color))
-    return Markup(f'<svg viewBox="0 0 16 16" class="swatch" aria-hidden="true">{drawn}</svg>')
 
 
 def breakable(text: str) -> Markup:
@@ -80,7 +76,7 @@ def _templates() -> jinja2.Environment:
     return templates
 
 
-def render(study: Study, sections: Sequence[Section]) -> str:
+def render(study: Study, sections: Sequence[Section], told: Shown) -> str:
     """The page."""
     conditions = [one for section in sections for one in section.conditions]
     context: dict[str, Any] = {
@@ -96,6 +92,7 @@ def render(study: Study, sections: Sequence[Section]) -> str:
         "leak_by_round": tables.leak_by_round(conditions),
         "attackers": tables.attackers(conditions),
         "bounds": bounds(conditions),
+        "membership": told,
         "cost": tables.cost(conditions),
         "gallery": [shown for one in conditions if (shown := exhibit(one)) is not None],
         "facts": about.facts(study),
@@ -116,8 +113,10 @@ def all_targets(study: Study, conditions: Sequence[Condition]) -> dict[str, str]
     return {one.page: template.render({"study": study, "one": one}) for one in found}
 
 
-def page_of(study: Study) -> tuple[str, list[Section], list[Condition]]:
-    """(page, sections with their charts, conditions) of a study."""
+def page_of(study: Study) -> tuple[str, list[Chart], list[Condition]]:
+    """(page, all charts on it, conditions) of a study."""
     conditions = conditions_of(study.cells, unfinished=study.kind == "run")
     sections = sections_of(conditions)
-    return render(study, sections), sections, conditions
+    shown = membership(conditions)
+    charts = [chart for one in sections for chart in (*one.trade_offs, *one.leakage, *one.training)]
+    return render(study, sections, shown), [*charts, *(one.chart for one in shown.curves)], conditions

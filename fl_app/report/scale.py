@@ -64,7 +64,8 @@ def scales_of(chart: Chart, width: tuple[float, float], height: tuple[float, flo
     if not chart.dots:
         x_low, x_high = min(point.x for point in points), max(point.x for point in points)
     y_low, y_high = (min(positive) / 1.3, max(positive) * 1.3) if chart.log else _range(heights, up)
-    return Scale(x_low, x_high, *width, whole=not chart.dots), Scale(y_low, y_high, *height, log=chart.log)
+    across_all = Scale(x_low, x_high, *width, log=chart.log_x, whole=not chart.dots)
+    return across_all, Scale(y_low, y_high, *height, log=chart.log)
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:

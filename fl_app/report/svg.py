@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
 
+from markupsafe import Markup
+
 from fl_app.report.charts import Chart, Point, Series
 from fl_app.report.palette import DASHES, color_at, mark_at
 from fl_app.report.scale import Scale, scales_of, spread, tick_text
@@ -34,6 +36,12 @@ def mark(kind: str, x: float, y: float, color: int, size: float = 4.5, title: st
     }
     corners = " ".join(f"{x + dx * size * 0.9:.1f},{y + dy * size * 0.9:.1f}" for dx, dy in shapes[kind])
     return _tag("polygon", words, points=corners, fill=style, class_="mark")
+
+
+def swatch(color: int) -> Markup:
+    """The mark of a series by itself, for legends."""
+    drawn = mark(mark_at(color), 8, 8, color_at(color))
+    return Markup(f'<svg viewBox="0 0 16 16" class="swatch" aria-hidden="true">{drawn}</svg>')
 
 
 def _axes(chart: Chart, x: Scale, y: Scale) -> list[str]:
