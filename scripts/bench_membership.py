@@ -32,6 +32,7 @@ from fl_app.sweeps.work import attack, train
 
 SEEDS = (0, 1, 2)
 ATTACKS = ("loss", "series", "lira", "alignment", "likelihood_ratio")
+UNDEFENDED = ("alignment", "likelihood_ratio")
 OVERFIT = {"client-examples": 16, "batch-size": 8, "rounds": 300}
 HONEST = {"client-examples": 5000, "batch-size": 32, "rounds": 300}
 LATE = {"clients": 10, "capture": "150,200,250,300", "capture-clients": "0-2", "eval-every": 300}
@@ -52,7 +53,7 @@ def trained() -> list[Case]:
 
 
 def updates() -> list[Case]:
-    batches = [Case(f"batch {n}, none", {**FIRST, "batch-size": n}, ("alignment",)) for n in (1, 4, 16, 64)]
+    batches = [Case(f"batch {n}, none", {**FIRST, "batch-size": n}, UNDEFENDED) for n in (1, 4, 16, 64)]
     noisy = [
         Case(f"batch {n}, {text}", {**FIRST, "batch-size": n, "defense": text}, ("alignment",))
         for n, text in (

@@ -68,12 +68,6 @@ def after(seen: Observation) -> Tensors:
     return {name: value + seen.update[name] for name, value in seen.params.items()}
 
 
-def losses(task: Task, params: Tensors, asked: Candidates) -> Tensor:
-    """The loss of each candidate, (candidates,)."""
-    outputs = functional_call(task.model, params, (asked.x,), tie_weights=False).detach()
-    return F.cross_entropy(outputs, asked.y, reduction="none")
-
-
 def confidences(task: Task, params: Tensors, asked: Candidates) -> Tensor:
     """log(p / (1 - p)) of each candidate's class, (candidates,): about normal over networks (Carlini et al. 2022)."""
     outputs = functional_call(task.model, params, (asked.x,), tie_weights=False).detach()

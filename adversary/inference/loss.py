@@ -5,16 +5,19 @@ from typing import Literal
 
 from torch import Tensor
 
-from adversary.inference.base import Membership, after, losses
+from adversary.inference.base import Membership, after, confidences
 from fl_app.core.observation import Candidates, Observation, Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(Membership):
-    """The negative loss of a candidate on the global network, or on the client's own after its local steps."""
+    """How small the loss of a candidate is on the global network, or on the client's own after its local steps.
+
+    The score is log(p / (1 - p)) of its class, which grows as the loss falls and does not round to 0 where the loss does.
+    """
 
     at: Literal["global", "local"] = "global"
 
     def believe(self, seen: Observation, task: Task, asked: Candidates) -> Tensor:
-        """Log-probabilities of the candidates' classes, (candidates,)."""
-        return -losses(task, seen.params if self.at == "global" else after(seen), asked)
+        """Log-odds of the candidates' classes, (candidates,)."""
+        return confidences(task, seen.params if self.at == "global" else after(seen), asked)

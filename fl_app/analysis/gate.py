@@ -114,6 +114,8 @@ def judge(
         for attack in wanted(cell, attacks):
             whole.add(judge_attack(cell.name, attack, limits, worst=worst))
     whole.doubts.extend(_undecided(study, judged, limits, attacks))
+    if not whole.findings and any(one.question for cell in judged for one in cell.attacks):
+        whole.doubts.append("no reconstruction was scored; --tpr-at-fpr judges membership attacks")
     return whole
 
 

@@ -172,6 +172,8 @@ def _lines(series: Sequence[Series], x: Scale, y: Scale) -> list[str]:
                 mark(mark_at(one.color), x(each.x), y(each.y), color, 3.5, f"{each.label}: {each.y:.3g} in round {each.x:g}")
                 for each in one.points
             ]
+        if not last.number:  # a line that is no row of a table
+            continue
         ends = {"x1": f"{x(last.x):.1f}", "y1": f"{y(last.y):.1f}", "x2": str(WIDTH - RIGHT + 14), "y2": f"{place:.1f}"}
         parts.append(_tag("line", **ends, stroke=f"var(--s{color})", class_="whisker"))
         parts.append(

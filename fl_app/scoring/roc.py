@@ -42,7 +42,7 @@ def threshold_at(others: Tensor, rate: float) -> float | None:
 
 def ranks(scores: Tensor, others: Tensor) -> Tensor:
     """Of each score, (m,), the share of the others, (n,), that lie below, ties half: their mean over members is the AUC."""
-    order = others.sort().values
+    order, scores = others.sort().values, scores.contiguous()
     below, up_to = (torch.searchsorted(order, scores, right=right) for right in (False, True))
     return (below + up_to).double() / (2 * len(order))
 
