@@ -14,11 +14,12 @@ from fl_app.attacking.jobs import TaskSpec
 from fl_app.attacking.session import CaptureSession, folder_name
 from fl_app.attacking.worker import Worker
 from fl_app.core.local import local_update
-from fl_app.core.observation import Key, Knowledge
+from fl_app.core.observation import Candidates, Key, Knowledge
 from fl_app.core.selection import select
+from fl_app.experiment.candidates import read_candidates
 from fl_app.store.captures import Captures
-from fl_app.store.files import RunError
-from fl_app.store.reconstructions import guess_path, load_guess
+from fl_app.store.files import RunError, checksum
+from fl_app.store.reconstructions import CandidateScores, guess_path, load_answer, load_guess
 
 THREADS = 1  # two on two busy cores took 28 times as long for a small model; larger ones would gain a little
 BADLY = 0.1
@@ -41,9 +42,10 @@ class AuditSession(CaptureSession):
         seed: int = 0,
         threads: int | None = None,
         device: str = "cpu",
+        candidates: Candidates | None = None,
     ) -> None:
         super().__init__(captures, folder, attack, worker, seed=seed, threads=threads or THREADS)
-        self.known, self.defense, self._device = task, defense, device
+        self.known, self.defense, self._device, self.candidates = task, defense, device, candidates
 
     @property
     def device(self) -> str:
@@ -55,19 +57,21 @@ class AuditSession(CaptureSession):
         return self.known
 
     def knowledge(self, key: Key) -> Knowledge | None:
-        """The defense, if it was granted."""
-        return Knowledge(defense=self.defense) if self.defense else None
+        """The defense, if it was granted, and the candidates that an inference attack is asked about."""
+        asked = self.candidates if self.built.question else None
+        return Knowledge(defense=self.defense, candidates=asked) if self.defense or asked else None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What an attack made of a target: the reconstruction's classes and loss with its notes, or why there is none."""
+    """What an attack made of a target: classes and loss of a reconstruction, or scores of candidates, or why neither."""
 
     key: Key
     reason: str = ""
     classes: tuple[int, ...] = ()
     loss: float = 0.0
     notes: dict[str, str] = field(default_factory=dict)
+    scores: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
@@ -79,6 +83,8 @@ class Answer:
         place = {"round": self.key[0], "client": self.key[1]}
         if self.reason:
             return {**place, "status": "failed", "reason": self.reason}
+        if self.scores:
+            return {**place, "status": "done", "scores": list(self.scores), **self.notes}
         found = {"examples": len(self.classes), "classes": list(self.classes), "loss": self.loss}
         return {**place, "status": "done", **found, **self.notes}
 
@@ -91,7 +97,10 @@ def answers_of(session: CaptureSession, keys: list[Key]) -> list[Answer]:
             found.append(Answer(key, failed[key]))
             continue
         try:
-            kept = load_guess(guess_path(session.folder, key))
+            kept = load_answer(guess_path(session.folder, key))
+            if isinstance(kept, CandidateScores):
+                found.append(Answer(key, notes=kept.notes, scores=tuple(kept.scores.tolist())))
+                continue
             found.append(Answer(key, "", tuple(kept.y.tolist()), kept.loss, kept.notes))
         except ValueError as error:
             found.append(Answer(key, str(error)))
@@ -114,6 +123,8 @@ def unexplained(session: AuditSession, keys: list[Key]) -> list[float]:
 
 def doubt(session: AuditSession, keys: list[Key]) -> str:
     """One line if reconstructions do not explain the updates, which a wrong model or rule makes look safe; else empty."""
+    if session.built.question:
+        return ""  # nothing is rebuilt
     errors = sorted(unexplained(session, keys))
     if session.defense or not errors or errors[len(errors) // 2] <= BADLY:
         return ""
@@ -172,9 +183,12 @@ def sessions_of(
     seed: int = 0,
     threads: int | None = None,
     device: str = "cpu",
+    candidates: Path | None = None,
 ) -> list[AuditSession]:
     """A session for each attack, in a folder of its own by all that its results depend on."""
-    facts = tuple(str(fact) for fact in (task.model, task.normalize, defense) if fact)
+    asked = read_candidates(candidates, task.build().space, task.num_classes) if candidates else None
+    told = f"candidates {checksum(asked._asdict())}" if asked else ""
+    facts = tuple(str(fact) for fact in (task.model, task.normalize, defense, told) if fact)
     return [
         AuditSession(
             captures,
@@ -186,6 +200,7 @@ def sessions_of(
             seed=seed,
             threads=threads,
             device=device,
+            candidates=asked,
         )
         for text in attacks
     ]

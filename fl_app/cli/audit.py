@@ -24,6 +24,8 @@ from fl_app.store.files import write_atomic
 from fl_app.store.reconstructions import guess_path, load_guess
 from fl_app.sweeps.live import say
 
+MOST = 5
+"""Candidates that are shown of a target."""
 ROWS, COLUMNS, TILE, GAP, LABEL = 24, 16, 64, 8, 120
 
 
@@ -43,6 +45,7 @@ def audit(
     seed: int = 0,
     threads: int | None = None,
     device: str = "cpu",
+    candidates: Path | None = None,
 ) -> Path:
     """Attack the captures in a folder with what the app's owner says of its model; returns where results are.
 
@@ -57,9 +60,19 @@ def audit(
     worker = make_worker(worker_name)
     try:
         place = device_of(device)
-        for session in auditing.sessions_of(
-            found, out, task, attacks, worker, defense=defense, seed=seed, threads=threads, device=place
-        ):
+        sessions = auditing.sessions_of(
+            found,
+            out,
+            task,
+            attacks,
+            worker,
+            defense=defense,
+            candidates=candidates,
+            seed=seed,
+            threads=threads,
+            device=place,
+        )
+        for session in sessions:
             with terminable(), session.alone():
                 _attack(console, session, keys)
                 _show(console, session, keys)
@@ -83,25 +96,37 @@ def _attack(console: Console, session: AuditSession, keys: list[Key]) -> None:
 
 def _show(console: Console, session: AuditSession, keys: list[Key]) -> None:
     found = auditing.answers_of(session, keys)
-    table = Table("target", "examples", "loss of the attack", "the server saw", "granted", box=None, header_style="bold")
+    heads = ("candidates, the likeliest first",) if session.built.question else ("examples", "loss of the attack")
+    table = Table("target", *heads, "the server saw", "granted", box=None, header_style="bold")
     done = [answer for answer in found if not answer.reason]
     for answer in found:
         if answer.reason:
             say(console, f"{answer.name} failed: {answer.reason}")
         else:
             seen, told = answer.notes.get("visibility", "?"), answer.notes.get("ledger", "?")
-            table.add_row(answer.name, str(len(answer.classes)), f"{answer.loss:.3g}", seen, told)
+            shown = (likeliest(answer),) if answer.scores else (str(len(answer.classes)), f"{answer.loss:.3g}")
+            table.add_row(answer.name, *shown, seen, told)
     lines = session.folder / "reconstructions.jsonl"
     write_atomic(lines, "".join(json.dumps(answer.to_dict()) + "\n" for answer in found))
     console.print(f"[bold]{escape(session.attack)}[/bold]", highlight=False, soft_wrap=True)
     if not done:
         raise AttackError(f"none of the {len(keys)} targets could be attacked; the reasons are in {lines}")
     console.print(table)
+    if session.built.question:
+        console.print("Nothing is scored here, as no truth is known: higher says that the candidate rather was there.")
+        console.print(f"Results: [bold]{escape(os.path.relpath(session.folder))}[/bold]", soft_wrap=True)
+        return
     console.print("No reconstruction is scored here: a low loss only says that it explains the update.")
     if hint := auditing.doubt(session, [answer.key for answer in done]):
         say(console, hint)
     _save_sheet(console, session, done)
     console.print(f"Results: [bold]{escape(os.path.relpath(session.folder))}[/bold]", soft_wrap=True)
+
+
+def likeliest(answer: Answer) -> str:
+    """The candidates with the highest scores, by their place in the file from 0."""
+    order = sorted(range(len(answer.scores)), key=lambda place: -answer.scores[place])[:MOST]
+    return ", ".join(f"{place} ({answer.scores[place]:.3g})" for place in order)
 
 
 def _save_sheet(console: Console, session: AuditSession, done: list[Answer]) -> None:

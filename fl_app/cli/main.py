@@ -113,6 +113,7 @@ def attack(
             worker_name=worker.value,
             threads=threads or None,
             device=device.value if device else "cpu",
+            candidates=candidates,
         )
         return
     only_for(ANOTHER_APP, {"--input-shape": input_shape, "--mean": mean, "--std": std, "--defense": defense})

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import save_file
 from torch import nn
 
 from adversary.base import AttackError
@@ -54,6 +55,22 @@ def test_captures_of_a_foreign_model_are_attacked(theirs):
     ]
     assert next(out.glob("*/reconstructions.png")).stat().st_size > 300
     assert "2 of 2 targets were attacked before" in go(theirs)[1]
+
+
+def test_an_auditor_asks_whether_its_own_records_were_there(theirs, rng):
+    images = torch.stack(list(capture(theirs, "plain")))
+    others = torch.rand(3, *images.shape[1:], generator=rng)
+    save_file({"x": torch.cat([others, images]), "y": torch.tensor([0, 1, 2, 0, 1])}, theirs / "asked.safetensors")
+    out, text = go(theirs, attacks=["alignment"], candidates=theirs / "asked.safetensors")
+    assert "the likeliest first" in text
+    assert "granted" in text
+    assert "candidates" in text
+    lines = [json.loads(line) for line in next(out.glob("*/reconstructions.jsonl")).read_text().splitlines()]
+    for client, line in enumerate(lines):
+        assert max(range(5), key=lambda place: line["scores"][place]) == 3 + client  # clients have the classes 0 and 1
+        assert f"{3 + client} (1)" in text
+    with pytest.raises(AttackError, match="none of the 2 targets"):
+        go(theirs, attacks=["alignment"])
 
 
 def test_what_the_auditor_knows_is_in_the_ledger(theirs):
