@@ -1,20 +1,19 @@
 """An audit of a defense's epsilon by canaries: what is kept as audit-dp.json, and what it says in words."""
 
-from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from client_defenses.tools.accounting import epsilon
 from fl_app.analysis.canaries import Stage, many_canaries, one_canary
+from fl_app.analysis.kept import Kept
 from fl_app.experiment.assets import Assets, assets_of
 from fl_app.experiment.fingerprint import check_data
 from fl_app.experiment.runs import experiment_of
 from fl_app.scoring.epsilon import from_errors, from_errors_gaussian, from_guesses
-from fl_app.store.files import RunError, write_atomic
+from fl_app.store.files import RunError
 from fl_app.store.runs import RunDir
 
-NAME = "audit-dp.json"
 OTHERS = 4
 """The most examples of a client beside the canaries: they are known to the auditor, so that more only take time."""
 
@@ -55,16 +54,17 @@ class CanaryAudit(BaseModel):
         )
 
 
-class Audit(BaseModel):
+class Audit(Kept):
     """The audits of a run's defense, as in audit-dp.json."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    file: ClassVar[str] = "audit-dp.json"
+    command: ClassVar[str] = "audit-dp"
 
     version: Literal[1] = 1
     defense: str
     delta: float
     confidence: float
-    audits: list[CanaryAudit]
+    audits: Annotated[list[CanaryAudit], Field(min_length=1)]
 
     @property
     def refuted(self) -> bool:
@@ -75,25 +75,6 @@ class Audit(BaseModel):
     def empirical(self) -> float:
         """The largest lower bound of all audits."""
         return max(one.empirical for one in self.audits)
-
-    def save(self, run: Path) -> Path:
-        """Keep it in a run directory."""
-        write_atomic(run / NAME, self.model_dump_json(indent=1))
-        return run / NAME
-
-    @classmethod
-    def load(cls, run: Path) -> Self | None:
-        """That of a run directory; None if there is none."""
-        path = run / NAME
-        if not path.exists():
-            return None
-        try:
-            found = cls.model_validate_json(path.read_text(encoding="utf-8"))
-        except (ValidationError, OSError, UnicodeDecodeError) as error:
-            raise RunError(f"{path} cannot be read: run `thorns audit-dp` again ({str(error).splitlines()[0]})") from error
-        if not found.audits:
-            raise RunError(f"{path} holds no audit: run `thorns audit-dp` again")
-        return found
 
     def sentences(self) -> list[str]:
         """What was found, one plain sentence each."""

@@ -164,9 +164,9 @@ def test_a_broken_contract_is_said_in_a_sentence(broken, contract, said):
 
 def test_what_attacks_are_tried_on():
     """Updates of one example each, of different classes, and public examples that look like them."""
-    for network in (contracts._convolutional, contracts._linear, contracts._pooled):
+    for network in contracts.NETWORKS[:3]:
         before = torch.random.get_rng_state()
-        case = contracts._case(network)
+        case = contracts.case_of(network)
         assert torch.equal(before, torch.random.get_rng_state())
         classes = [infer("sign", one, case.task, torch.Generator()).item() for one in case.seen]
         assert classes == [0, 1, 2]
@@ -197,14 +197,14 @@ def test_the_first_network_that_an_attack_takes_is_its_case():
 
 
 def test_an_attack_that_finds_the_truth_elsewhere_is_noticed(monkeypatch):
-    real = contracts._case
+    real = contracts.case_of
 
     def watched(model):
         case = real(model)
         TRUTH[:] = [case.x]
         return case
 
-    monkeypatch.setattr(contracts, "_case", watched)
+    monkeypatch.setattr(contracts, "case_of", watched)
     with pytest.raises(AssertionError, match="the same observation gives another answer"):
         contracts.only_what_is_seen(Peeks())
 

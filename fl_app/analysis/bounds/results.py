@@ -1,17 +1,15 @@
 """The bounds of a run: what is kept as bounds.json, and what it says in words."""
 
-from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from fl_app.analysis.bounds.identifiability import Identifiability
 from fl_app.analysis.bounds.information import Bayesian, Unbiased, psnr
 from fl_app.analysis.bounds.layers import LayerRank, layer_sentences
 from fl_app.analysis.bounds.robustness import Robustness
-from fl_app.store.files import RunError, write_atomic
+from fl_app.analysis.kept import Kept
 
-NAME = "bounds.json"
 CERTAIN = 0.999
 """A limit of success above which nothing is promised."""
 At = Literal["true", "public"]
@@ -36,10 +34,11 @@ class TargetBounds(BaseModel):
     seconds: float
 
 
-class Bounds(BaseModel):
+class Bounds(Kept):
     """The bounds of a run, as in bounds.json."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    file: ClassVar[str] = "bounds.json"
+    command: ClassVar[str] = "bound"
 
     version: Literal[1] = 1
     at: At
@@ -47,7 +46,7 @@ class Bounds(BaseModel):
     public: int
     """Examples of the test split by which the prior and the blind success rates were learned."""
     targets: list[TargetBounds]
-    layers: list[LayerRank] = []
+    layers: list[LayerRank] = Field(default_factory=list)
     """What each layer tells of its input, for one example at initial weights: R-GAP's analysis."""
     smooth: bool
     """Whether the gradient moves without jumps, as the bounds from noise need."""
@@ -55,23 +54,6 @@ class Bounds(BaseModel):
     """Why there is no bound from the noise."""
     robustness: Robustness | None = None
     no_robustness: str = ""
-
-    def save(self, run: Path) -> Path:
-        """Keep them in a run directory."""
-        path = run / NAME
-        write_atomic(path, self.model_dump_json(indent=1))
-        return path
-
-    @classmethod
-    def load(cls, run: Path) -> Self | None:
-        """Those of a run directory; None if there are none."""
-        path = run / NAME
-        if not path.exists():
-            return None
-        try:
-            return cls.model_validate_json(path.read_text(encoding="utf-8"))
-        except (ValidationError, OSError, UnicodeDecodeError) as error:
-            raise RunError(f"{path} cannot be read: run `thorns bound` again ({str(error).splitlines()[0]})") from error
 
     def bayesian_mse(self) -> float | None:
         """The least mean squared error that any attacker can have, as a mean over the targets."""
