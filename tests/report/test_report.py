@@ -164,7 +164,7 @@ def test_an_attack_that_infers_has_no_reconstructions_to_show(tmp_path):
     gate_helpers.add_attack(run, [believed, {**believed, "client": 1}], asked="members")
     page = Page(write_report(run))
     assert page.row("sign")[2] == "not attacked"  # by nothing that a threshold is about
-    assert "No attack was scored." in page.words
+    assert "No reconstruction was scored." in page.words
     assert [row["status"] for row in TABLES["targets"](read_checked(run))] == ["done", "done"]
     assert TABLES["summary"](read_checked(run))[0]["psnr_n"] == 0
     code, out, _ = gate_helpers.run_gate(run)
