@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from adversary.base import Attack, AttackError, Belief
-from fl_app.core.local import Step, Tensors
+from fl_app.core.local import LocalRule, Step, Tensors
 from fl_app.core.observation import Candidates, Observation, Task
 
 CHUNK = 2**24
@@ -31,6 +31,10 @@ class Membership(Attack):
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Belief:
         """Score the candidates of each target by themselves."""
         return Belief(torch.stack([self.believe(one, task, asked_of(one)) for one in seen]))
+
+    def cost(self, examples: int, rule: LocalRule) -> float:
+        """One gradient of each candidate, of which there are a hundred and the target's own unless somebody says otherwise."""
+        return float(100 + examples)
 
 
 def asked_of(seen: Observation) -> Candidates:

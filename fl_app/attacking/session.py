@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import adversary
@@ -213,8 +214,13 @@ class Session(CaptureSession):
 
     def candidates(self, key: Key) -> Candidates:
         """What an inference attack is asked about a target: those in the file that was given, or drawn for the target."""
+        return self._named or candidates_of(self.assets, key)
+
+    @cached_property
+    def _named(self) -> Candidates | None:
+        """The candidates in the file that was given."""
         if self.candidates_file is None:
-            return candidates_of(self.assets, key)
+            return None
         return read_candidates(self.candidates_file, self.task().build().space, self.assets.num_classes)
 
     def learning(self) -> Learning:
