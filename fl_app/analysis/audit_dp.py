@@ -1,5 +1,6 @@
 """An audit of a defense's epsilon by canaries: what is kept as audit-dp.json, and what it says in words."""
 
+import math
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +15,7 @@ from fl_app.scoring.epsilon import from_errors, from_errors_gaussian, from_guess
 from fl_app.store.files import RunError
 from fl_app.store.runs import RunDir
 
+LEAST_TRIALS = 100
 OTHERS = 4
 """The most examples of a client beside the canaries: they are known to the auditor, so that more only take time."""
 
@@ -109,6 +111,10 @@ def audit(stage: Stage, name: str, delta: float, effort: Effort) -> Audit:
         return epsilon(stage.defense, examples=1, batch_size=1, steps=releases, delta=delta).as_drawn
 
     trials, canaries, rounds, confidence, seed = effort
+    if 0 < trials < LEAST_TRIALS:
+        raise ValueError(f"{trials} releases refute nothing: take at least {LEAST_TRIALS}")
+    if not math.isfinite(upper(1)):
+        raise ValueError(f"{name} adds no noise: there is no epsilon to audit")
     found = []
     if trials:
         tried = one_canary(stage, trials, delta, confidence, seed)

@@ -77,10 +77,10 @@ def test_canaries_are_loud_enough_to_be_clipped(rng):
 
 def test_a_run_is_audited_kept_and_read_back(small):
     run = go(small.changed(model="linear", rounds=1, clients=2, defense="dp_sgd(noise=1)"))
-    found = audit_run(RunDir.open(run.path), Effort(60, 10))
+    found = audit_run(RunDir.open(run.path), Effort(100, 10))
     found.save(run.path)
     assert read_run(run.path).audit == found == Audit.load(run.path)
-    again = audit_run(RunDir.open(run.path), Effort(60, 10))
+    again = audit_run(RunDir.open(run.path), Effort(100, 10))
     assert again == found
     for text in ("{", '{"defense": "x", "delta": 1e-5, "confidence": 0.9, "audits": []}'):
         (run.path / "audit-dp.json").write_text(text)
@@ -90,4 +90,12 @@ def test_a_run_is_audited_kept_and_read_back(small):
 def test_a_defense_without_an_epsilon_is_refused(small):
     run = go(small.changed(model="linear", rounds=1, clients=2, defense="prune(ratio=0.5)"))
     with pytest.raises(SpecError, match="promises no epsilon"):
-        audit_run(RunDir.open(run.path), Effort(60, 10))
+        audit_run(RunDir.open(run.path), Effort(100, 10))
+
+
+@pytest.mark.parametrize(
+    ("noise", "trials", "words"), [(0, 100, "adds no noise"), (1, 99, "refute nothing"), (1, 0, "nothing to audit")]
+)
+def test_what_cannot_be_audited_is_refused(noise, trials, words):
+    with pytest.raises(ValueError, match=words):
+        audit(stage(DPSGD(noise=noise)), "dp_sgd", DELTA, Effort(trials, 0))
