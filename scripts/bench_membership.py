@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("part", choices=["trained", "updates", "audit"])
     parser.add_argument("--dataset", default="mnist", choices=["mnist", "cifar10"])
     parser.add_argument("--out", type=Path, default=Path("runs/membership"))
-    parser.add_argument("--trials", type=int, default=8000)
+    parser.add_argument("--trials", type=int, default=5000)
     parser.add_argument("--canaries", type=int, default=500)
     args = parser.parse_args()
     torch.set_num_threads(1)
