@@ -16,19 +16,33 @@ from adversary.exact.readout import ReadOut
 from adversary.exact.spear import Spear
 from adversary.exact.traps import TrapsReadout
 from adversary.inference.alignment import Alignment
+from adversary.inference.attribute import Attribute
+from adversary.inference.labels import LabelDistribution
 from adversary.inference.likelihood_ratio import LikelihoodRatio
 from adversary.inference.lira import LiRA
 from adversary.inference.loss import Loss
+from adversary.inference.property import Property
 from adversary.inference.series import Series
 from adversary.learned.ridge import Ridge
 from adversary.local_steps import SME, Epochwise
-from adversary.presets import DLG, IDLG, CINet, CINetLBFGS, CosineLBFGS, GaussNewton, GradInversion, InvertingGradients
+from adversary.presets import (
+    DLG,
+    IDLG,
+    CINet,
+    CINetLBFGS,
+    CosineLBFGS,
+    GaussNewton,
+    GradInversion,
+    InvertingGradients,
+    RowSearch,
+)
 from adversary.search.matching import Matching
 from adversary.standard import Standard
 from fl_app.core import spec
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
     "alignment": Alignment,
+    "attribute": Attribute,
     "ci_net": CINet,
     "ci_net_lbfgs": CINetLBFGS,
     "cocktail_party": CocktailParty,
@@ -41,6 +55,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "idlg": IDLG,
     "imprint": ImprintReadout,
     "inverting_gradients": InvertingGradients,
+    "label_distribution": LabelDistribution,
     "likelihood_ratio": LikelihoodRatio,
     "lira": LiRA,
     "loki": LokiReadout,
@@ -48,8 +63,10 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "matching": Matching,
     "patches": Patches,
     "peeling": Peeling,
+    "property": Property,
     "readout": ReadOut,
     "ridge": Ridge,
+    "rows": RowSearch,
     "series": Series,
     "sme": SME,
     "spear": Spear,

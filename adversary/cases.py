@@ -10,13 +10,15 @@ from torch import Tensor, nn
 from adversary.base import LEAST_PUBLIC, Public
 from fl_app.core.local import LocalRule, Step, local_update
 from fl_app.core.observation import Candidates, Knowledge, Observation, Task
-from fl_app.core.space import Images
+from fl_app.core.space import Images, Space
+from fl_app.core.table import Column, Rows
 from fl_app.models.fronts import PIXEL, Imprint, Loki
 from fl_app.models.vit import vit
 
 SIDE, CLASSES, TARGETS = 8, 4, 3
 ASKED = 20
 """Candidates beside those that a target used."""
+TABLE = Rows((Column("kind", ("a", "b", "c", "d")), *(Column(f"number {i}") for i in range(SIDE * SIDE - 4))))
 FITTED, FIT_RATE = 300, 1.0
 """Steps by which weights fit the targets, and their rate."""
 
@@ -52,6 +54,10 @@ def _pooled() -> nn.Module:
 
 def _gated() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, 32), nn.ReLU(), nn.Linear(32, CLASSES))
+
+
+def _tabular() -> nn.Module:
+    return nn.Sequential(nn.Linear(SIDE * SIDE, 32), nn.ReLU(), nn.Linear(32, CLASSES))
 
 
 def _transformer() -> nn.Module:
@@ -91,8 +97,8 @@ def _fished() -> nn.Module:
 
 # The second for attacks that need a network without convolutions, the third for those that need ReLU and max pooling,
 # the fourth for those that need a linear layer with a ReLU, the fifth for those that need patches, the others for those
-# of malicious servers.
-NETWORKS = (_convolutional, _linear, _pooled, _gated, _transformer, _imprinted, _loki, _fished)
+# of malicious servers, the last for those that need columns.
+NETWORKS = (_convolutional, _linear, _pooled, _gated, _transformer, _imprinted, _loki, _fished, _tabular)
 
 
 def case_of(network: Callable[[], nn.Module], fitted: int = 0) -> Case:
@@ -102,12 +108,17 @@ def case_of(network: Callable[[], nn.Module], fitted: int = 0) -> Case:
         model = network()
     draw, rule = torch.Generator().manual_seed(11), LocalRule(batch_size=1)
     y, known = torch.arange(TARGETS) % CLASSES, torch.arange(LEAST_PUBLIC) % CLASSES
-    x, y = pictures(y, draw)[:, None], y[:, None]
+    space: Space = TABLE if network is _tabular else Images((1, SIDE, SIDE))
+
+    def examples(y: Tensor) -> Tensor:
+        return space.clamp(pictures(y, draw).view(-1, *space.shape))
+
+    x, y = examples(y)[:, None], y[:, None]
     params = {name: value.detach().clone() for name, value in model.named_parameters()}
     for _ in range(fitted):
         slope = Step(params, model, x[:, 0], y[:, 0]).gradient()
         params = {name: value - FIT_RATE * slope[name] for name, value in params.items()}
-    public = Public(pictures(known, draw), known)
+    public = Public(examples(known), known)
     # What each target used is among the candidates of all, so that an attack which is asked can tell it from the others.
     asked = Candidates(torch.cat([x[:, 0].clone(), public.x[:ASKED]]), torch.cat([y[:, 0], known[:ASKED]]))
     seen = [
@@ -122,4 +133,4 @@ def case_of(network: Callable[[], nn.Module], fitted: int = 0) -> Case:
         )
         for place, one in enumerate(zip(x, y, strict=True))
     ]
-    return Case(seen, Task(model, Images((1, SIDE, SIDE)), CLASSES), x, public)
+    return Case(seen, Task(model, space, CLASSES), x, public)

@@ -79,6 +79,14 @@ def by_count_rows(seen: Observation, gradient: Tensors, task: Task, rng: torch.G
     return _counted(seen, task, factors / (features @ features + (bias is not None)), noise)
 
 
+def recount(seen: Observation, task: Task, x: Tensor) -> Tensor:
+    """Counts as `count`, with the probabilities of what was rebuilt, x (examples, *shape), in the place of noise's."""
+    _, bias = last_layer(as_gradient(seen), task.num_classes)
+    if bias is None:
+        raise AttackError("the last layer has no bias, so classes cannot be counted again")
+    return _counted(seen, task, bias, x)
+
+
 def _counted(seen: Observation, task: Task, bias: Tensor, noise: Tensor) -> Tensor:
     """How often each class occurs by n_c = B (p_c - bias gradient_c), p that of noise: int64 (examples,)."""
     with torch.no_grad():

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -13,7 +13,9 @@ from torch.func import vmap
 from adversary.base import AttackError
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Observation, Task
+from fl_app.core.space import Space
 from fl_app.core.spec import Checked, Registry
+from fl_app.core.table import Rows
 from fl_app.models.statistics import batchnorm_statistics
 
 Weight = Annotated[float, Field(ge=0)]
@@ -36,7 +38,13 @@ class Scene(NamedTuple):
 class Prior(Checked):
     """A weighted penalty; subclasses write `penalty`, or `bind` if they need more than the reconstruction."""
 
+    of_images: ClassVar[bool] = False
+    """Whether it says nothing of rows of a table, as they have no neighbours; it is left out there."""
     weight: Weight
+
+    def says(self, space: Space) -> bool:
+        """Whether it counts for examples of a space."""
+        return bool(self.weight) and not (self.of_images and isinstance(space, Rows))
 
     def penalty(self, x: Tensor) -> Tensor:
         """The penalty of x (targets, seeds, examples, *shape), without its weight: (targets, seeds)."""
@@ -55,6 +63,8 @@ class Prior(Checked):
 class TotalVariation(Prior):
     """Mean absolute difference of neighbouring pixels, across and down."""
 
+    of_images: ClassVar[bool] = True
+
     def penalty(self, x: Tensor) -> Tensor:
         """The total variation."""
         return total_variation(x)
@@ -68,6 +78,8 @@ class TotalVariation(Prior):
 @dataclass(frozen=True, kw_only=True)
 class Colour(Prior):
     """Total variation of the differences between channels: colours change less than brightness does; 0 of one channel."""
+
+    of_images: ClassVar[bool] = True
 
     def penalty(self, x: Tensor) -> Tensor:
         """The variation of colours."""

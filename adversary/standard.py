@@ -17,7 +17,7 @@ from adversary.exact.peeling import Peeling
 from adversary.exact.readout import ReadOut
 from adversary.exact.spear import Spear
 from adversary.labels import LabelRule, infer
-from adversary.presets import CINetLBFGS, CosineLBFGS, GaussNewton, InvertingGradients
+from adversary.presets import CINetLBFGS, CosineLBFGS, GaussNewton, InvertingGradients, RowSearch
 from adversary.priors import total_variation
 from adversary.search import optimizers
 from adversary.search.optimizers import Count
@@ -26,6 +26,7 @@ from adversary.spaces.untrained import Untrained
 from fl_app.core.local import LocalRule, Tensors
 from fl_app.core.observation import Observation, Task
 from fl_app.core.seeds import generator
+from fl_app.core.table import Rows
 
 log = logging.getLogger("thorns")
 NATURAL = 1.5
@@ -81,17 +82,8 @@ class Standard(Attack):
 
     def members(self, seen: Observation, task: Task, public: int) -> dict[str, Attack]:
         """Who takes part, the fastest first; the strongest only where the curvature says how an update changes."""
-        smooth = not any(isinstance(layer, KINKED) for layer in task.model.modules())
-        strongest: dict[str, Attack] = {
-            "gauss_newton": GaussNewton(labels=self.labels),
-            "ci_net_lbfgs": CINetLBFGS(labels=self.labels, iterations=400),
-        }
-        searches: dict[str, Attack] = {
-            **{name: exact(self.labels) for name, exact in EXACT.items()},
-            "lbfgs": CosineLBFGS(labels=self.labels, iterations=500),
-            **(strongest if smooth else {}),
-            "signed adam": InvertingGradients(labels=self.labels, iterations=500),
-        }
+        exact = {name: make(self.labels) for name, make in EXACT.items()}
+        searches = exact | (self._rows() if isinstance(task.space, Rows) else self._images(task))
         defense = seen.knowledge.defense
         if defense is None:
             return searches
@@ -105,6 +97,22 @@ class Standard(Attack):
         # Several searches become the same attack where a defense has one of its own.
         once = {attack: name for name, attack in reversed(told.items())}
         return {name: attack for name, attack in told.items() if once[attack] == name} or searches
+
+    def _images(self, task: Task) -> dict[str, Attack]:
+        smooth = not any(isinstance(layer, KINKED) for layer in task.model.modules())
+        strongest: dict[str, Attack] = {
+            "gauss_newton": GaussNewton(labels=self.labels),
+            "ci_net_lbfgs": CINetLBFGS(labels=self.labels, iterations=400),
+        }
+        return {
+            "lbfgs": CosineLBFGS(labels=self.labels, iterations=500),
+            **(strongest if smooth else {}),
+            "signed adam": InvertingGradients(labels=self.labels, iterations=500),
+        }
+
+    def _rows(self) -> dict[str, Attack]:
+        """Of a table: what rebuilds images looks for smooth ones."""
+        return {"rows": RowSearch(labels=self.labels)}
 
     def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
         """What its members learn, the mean image of each class, and how much public examples vary."""
@@ -231,5 +239,7 @@ def _unexplained(answer: Answer) -> float:
 
 
 def _variation(x: Tensor) -> Tensor:
-    """The mean total variation of examples x (n, examples, *shape), (n,)."""
+    """The mean total variation of examples x (n, examples, *shape), (n,); 0 of rows, which all look like one."""
+    if x.ndim < 5:
+        return x.new_zeros(len(x))
     return total_variation(x[:, None])[:, 0]

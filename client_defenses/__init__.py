@@ -20,6 +20,7 @@ from client_defenses.none import NoDefense
 from client_defenses.ppfa import PPFA
 from client_defenses.prune import Prune
 from client_defenses.quantize import Quantize
+from client_defenses.recup import RecUP
 from client_defenses.refiner import Refiner
 from client_defenses.sign import Sign
 from client_defenses.soteria import Soteria
@@ -42,6 +43,7 @@ DEFENSES: dict[str, Callable[..., Defense]] = {
     "ppfa": PPFA,
     "prune": Prune,
     "quantize": Quantize,
+    "recup": RecUP,
     "refiner": Refiner,
     "sign": Sign,
     "soteria": Soteria,

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, final
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from client_defenses.tools.noise import Noise
 from fl_app.core import halfprecision
 from fl_app.core.local import Step, Tensors
+from fl_app.core.space import Space
 from fl_app.core.spec import Checked, SpecError
 
 
@@ -68,6 +69,10 @@ class Defense(Checked):
 
     informed_by: ClassVar[str] = ""
     """`module:function` that gives the informed attackers of this defense; empty: they match through `expected`."""
+
+    def within(self, space: Space) -> "Defense":
+        """The defense for examples of a space, which names of columns may be looked up in."""
+        return self
 
     def on_start(self, step: Step, memory: Memory) -> None:
         """Learn from all examples of a client, which are the step's x and y, before its first round; the memory keeps it."""
@@ -157,6 +162,10 @@ class Chain(Defense):
             raise SpecError(
                 f"{' and '.join(takers)} each define how the gradient is taken, so they cannot be chained; keep one of them"
             )
+
+    def within(self, space: Space) -> "Chain":
+        """Each part for examples of a space."""
+        return replace(self, parts=tuple(part.within(space) for part in self.parts))
 
     def _each(self, memory: Memory) -> list[tuple[str, Defense, Memory]]:
         return [(str(i), part, memory.part(str(i))) for i, part in enumerate(self.parts)]

@@ -36,7 +36,7 @@ class ImageSearch(Checked):
             loss = loss + self.tv * total_variation(x) + self.colour * colour_variation(x)
             (slope,) = torch.autograd.grad(loss.sum(), x)
             moved = steps.step({"x": x.detach()}, {"x": slope}, loss.detach())
-            variables = {"x": task.space.clamp(moved["x"])}
+            variables = {"x": task.space.hull(moved["x"])}
         return variables["x"][:, 0, 0]
 
 
@@ -55,7 +55,7 @@ def rebuilt(
     """Images (n, *shape) with these features (n, k): from the learned map, or the mean of those from noise (seeds, *shape)."""
     if learned:
         x = (features / learned["scale"] - learned["middle"]) @ learned["map"] + learned["mean"]
-        start = task.space.clamp(x.view(-1, *task.space.shape))
+        start = task.space.hull(x.view(-1, *task.space.shape))
         near = replace(search, lr=search.lr / 5, tv=0.3, colour=0.3)
         return near.run(features, start, task, params, layer)
     seeds = len(noise) // len(features)

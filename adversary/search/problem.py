@@ -55,7 +55,8 @@ class Problem:
         self.objective = attack.objective.fitted(first.update, task)
         self.kept = self.objective.kept(first.update)
         self.views = [view_of(seen) for seen in zip(*targets, strict=True)]
-        self.priors = [prior.bind(Scene(list(targets), task)) for prior in attack.priors if prior.weight]
+        self.said = [prior for prior in attack.priors if prior.says(task.space)]
+        self.priors = [prior.bind(Scene(list(targets), task)) for prior in self.said]
         self.progress = 0.0
         self._distance: Tensor | None = None
         self._compiled: Compiled | None = self._compile() if attack.compiled else None
@@ -89,7 +90,7 @@ class Problem:
         """The loss as a sum of squares, exactly or in the neighbourhood: (targets, seeds, residuals)."""
         x, y, unknown = self._guessed(variables)
         found = [self._compared(self.objective.residuals_over_rounds, x, y, unknown)]
-        found += [prior.weight**0.5 * prior.residuals(x) for prior in self.attack.priors if prior.weight]
+        found += [prior.weight**0.5 * prior.residuals(x) for prior in self.said]
         if self.attack.space.trained:
             found.append(self.space.residuals(_of_space(variables)))
         return torch.cat(found, dim=2)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from adversary.spaces.base import Parametrisation, Variables
 from adversary.spaces.blended import Blended
+from adversary.spaces.cells import Cells
 from adversary.spaces.epochs import Epochs
 from adversary.spaces.gaussian import ClassGaussian
 from adversary.spaces.pixels import Pixels
@@ -11,10 +12,11 @@ from adversary.spaces.untrained import Untrained
 
 SPACES: dict[str, Callable[..., Parametrisation]] = {
     "blended": Blended,
+    "cells": Cells,
     "class_gaussian": ClassGaussian,
     "epochs": Epochs,
     "pixels": Pixels,
     "untrained": Untrained,
 }
 
-__all__ = ["SPACES", "Blended", "ClassGaussian", "Epochs", "Parametrisation", "Pixels", "Untrained", "Variables"]
+__all__ = ["SPACES", "Blended", "Cells", "ClassGaussian", "Epochs", "Parametrisation", "Pixels", "Untrained", "Variables"]

@@ -41,6 +41,31 @@ class Variables(Protocol):
         ...
 
 
+class Free(ABC):
+    """Variables that may be anything, and of which the space has no opinion: what the model is fed is the answer."""
+
+    @abstractmethod
+    def inputs(self, z: Tensors) -> Tensor:
+        """What the model is fed."""
+
+    def project(self, z: Tensors) -> Tensors:
+        """The same."""
+        return dict(z)
+
+    def answer(self, z: Tensors) -> Tensor:
+        """What the model is fed."""
+        return self.inputs(z)
+
+    def penalty(self, z: Tensors) -> Tensor:
+        """0."""
+        first = next(iter(z.values()))
+        return first.new_zeros(first.shape[:2])
+
+    def residuals(self, z: Tensors) -> Tensor:
+        """None."""
+        return self.penalty(z)[..., None][..., :0]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parametrisation(Checked, ABC):
     """Settings of what is searched."""

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from adversary.spaces.base import Parametrisation, Variables
+from adversary.spaces.base import Free, Parametrisation, Variables
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Task
 
@@ -27,7 +27,7 @@ class Pixels(Parametrisation):
         return _Pixels(self, task)
 
 
-class _Pixels:
+class _Pixels(Free):
     """The mean and std are those of the model's own first layer, which the server knows; without one, z is the image."""
 
     def __init__(self, settings: Pixels, task: Task) -> None:
@@ -48,16 +48,7 @@ class _Pixels:
         return self.mean + self.std * z["x"]
 
     def project(self, z: Tensors) -> Tensors:
-        return {"x": (self.space.clamp(self.inputs(z)) - self.mean) / self.std} if self.settings.boxed else dict(z)
-
-    def answer(self, z: Tensors) -> Tensor:
-        return self.inputs(z)
-
-    def penalty(self, z: Tensors) -> Tensor:
-        return z["x"].new_zeros(z["x"].shape[:2])
-
-    def residuals(self, z: Tensors) -> Tensor:
-        return z["x"].new_zeros((*z["x"].shape[:2], 0))
+        return {"x": (self.space.hull(self.inputs(z)) - self.mean) / self.std} if self.settings.boxed else dict(z)
 
 
 def _cpu(value: Tensor | float) -> Tensor | float:

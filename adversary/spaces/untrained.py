@@ -12,7 +12,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from adversary.base import AttackError
-from adversary.spaces.base import Parametrisation, Variables
+from adversary.spaces.base import Free, Parametrisation, Variables
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Task
 
@@ -44,7 +44,7 @@ class Untrained(Parametrisation):
         return _Networks(self, task)
 
 
-class _Networks:
+class _Networks(Free):
     def __init__(self, settings: Untrained, task: Task) -> None:
         self.settings, self.task = settings, task
         self.colours, *size = task.space.shape
@@ -94,18 +94,6 @@ class _Networks:
             for i in (2 * stage, 2 * stage + 1):
                 x = _normalised(F.conv2d(x, z[f"conv{i}"], padding=1), z[f"scale{i + 1}"], z[f"shift{i + 1}"])
         return F.conv2d(x, z["last"], z["bias"]).sigmoid()
-
-    def project(self, z: Tensors) -> Tensors:
-        return dict(z)
-
-    def answer(self, z: Tensors) -> Tensor:
-        return self.inputs(z)
-
-    def penalty(self, z: Tensors) -> Tensor:
-        return z["code"].new_zeros(z["code"].shape[:2])
-
-    def residuals(self, z: Tensors) -> Tensor:
-        return z["code"].new_zeros((*z["code"].shape[:2], 0))
 
 
 def _normalised(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -54,6 +54,11 @@ class Attacker:
         chosen = [one for one in self.targets if server_round in (None, one.round)]
         return summarize([one.values if one.done else None for one in chosen], metric)
 
+    @property
+    def scored(self) -> set[str]:
+        """The metrics that have a value on some target."""
+        return {name for one in self.targets for name, value in one.values.items() if value is not None}
+
     def mean(self, metric: str) -> float | None:
         """The mean of a metric over all targets; None if no target has it."""
         return self.summary(metric).mean

@@ -15,6 +15,9 @@ from fl_app.scoring.target import Row
 APART = ("dataset", "split", "partition", "model", "targets")
 """Settings between which accuracies or leakage are not compared: each combination has its own curves and blind floors."""
 
+LEADING = ("psnr", "cells")
+"""Of images, of rows of a table."""
+
 
 class Find(Protocol):
     """Who is the worst by a metric: by answers, or by the truth where there are members."""
@@ -101,25 +104,34 @@ class Condition:
         """The attackers with what they answered, chosen without the truth."""
         return [one for one in self.attackers if not one.by_truth]
 
-    def naive(self, metric: str = "psnr", *, by_truth: bool = False) -> Attacker | None:
+    @cached_property
+    def leading(self) -> str:
+        """The metric by which attackers are ranked where none is named: PSNR, or what was scored in its place."""
+        return next((name for name in LEADING if any(one.mean(name) is not None for one in self.attackers)), LEADING[0])
+
+    def _by(self, metric: str) -> tuple[str, Measure]:
+        name = metric or self.leading
+        return name, self.measures[name]
+
+    def naive(self, metric: str = "", *, by_truth: bool = False) -> Attacker | None:
         """The worst attacker by a metric who was not told of the defense, by its answers or by its worst members."""
-        return worst_naive(self.attackers if by_truth else self.answering, metric, self.measures[metric])
+        return worst_naive(self.attackers if by_truth else self.answering, *self._by(metric))
 
-    def informed(self, metric: str = "psnr", *, by_truth: bool = False) -> Attacker | None:
+    def informed(self, metric: str = "", *, by_truth: bool = False) -> Attacker | None:
         """The worst of all attackers by a metric; None if nobody was told of the defense."""
-        return worst_informed(self.attackers if by_truth else self.answering, metric, self.measures[metric])
+        return worst_informed(self.attackers if by_truth else self.answering, *self._by(metric))
 
-    def told(self, metric: str = "psnr") -> Attacker | None:
+    def told(self, metric: str = "") -> Attacker | None:
         """The worst attacker by a metric of those alone who were told of the defense."""
-        return worst([one for one in self.answering if one.informed], metric, self.measures[metric])
+        return worst([one for one in self.answering if one.informed], *self._by(metric))
 
-    def answered(self, metric: str = "psnr") -> Attacker | None:
+    def answered(self, metric: str = "") -> Attacker | None:
         """The worst attacker by a metric, by what it answered."""
-        return worst(self.answering, metric, self.measures[metric])
+        return worst(self.answering, *self._by(metric))
 
-    def worst(self, metric: str = "psnr", server_round: int | None = None) -> Attacker | None:
+    def worst(self, metric: str = "", server_round: int | None = None) -> Attacker | None:
         """The attacker to whom most is leaked by a metric, over all rounds or in one: by truth where it has members."""
-        return worst(self.attackers, metric, self.measures[metric], server_round)
+        return worst(self.attackers, *self._by(metric), server_round)
 
     @property
     def attacked_rounds(self) -> list[int]:
@@ -220,7 +232,9 @@ def measures_shown(conditions: Sequence[Condition], *places: str) -> dict[str, M
     """The measures that belong into these places: those with a threshold, and those that have a value."""
     known = {name: measure for one in conditions for name, measure in one.measures.items()} or dict(METRICS)
     wanted = {name: measure for name, measure in known.items() if measure.shown in places}
-    return {name: one for name, one in wanted.items() if one.threshold or any(each.worst(name) for each in conditions)}
+    valued = {name for name in wanted if any(each.worst(name) for each in conditions)}
+    of = "rows" if any(known[name].of == "rows" for name in valued) else "images"
+    return {name: one for name, one in wanted.items() if name in valued or (one.threshold and one.of in ("any", of))}
 
 
 def floors_of(conditions: Sequence[Condition]) -> dict[str, list[Row]]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fl_app.analysis.attackers import Attacker
 from fl_app.analysis.conditions import conditions_of
 from fl_app.analysis.findings import Finding, findings_of, who
-from fl_app.analysis.limits import Limits
+from fl_app.analysis.limits import Limits, of_examples
 from fl_app.analysis.results import AttackResult, CellResult, Study
 from fl_app.analysis.verdict import UNDECIDED, verdict_of
 from fl_app.scoring.base import Metric
@@ -89,8 +89,11 @@ def judge_attack(cell: str, attack: AttackResult, limits: Limits, *, worst: bool
         members = findings_of(Attacker([view]), limits, single=worst)
         found += [one._replace(answered=answered.get(one.metric)) for one in members]
     ruling = Ruling([Judged(cell, one) for one in found])
-    for name, metrics in limits.items():
-        if not any(one.question == attack.question for one in metrics.values()):
+    fitting = of_examples(limits, attacker.scored)
+    if "cells" in fitting and (left := limits.keys() - fitting.keys()):
+        ruling.notes.append(f"'{cell}': {', '.join(sorted(left))} say nothing of rows of a table and are not judged")
+    for name, metrics in fitting.items():
+        if not any(one.question == attack.question.partition(":")[0] for one in metrics.values()):
             continue  # it was asked something else
         if not any(one.metric in metrics for one in found):
             reasons = (why for one in attacker.targets if (why := one.unavailable.get(next(iter(metrics)))))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fl_app.analysis.attackers import Attacker
 from fl_app.analysis.conditions import Condition, floors_of, mean
-from fl_app.analysis.limits import in_words, limits_of
+from fl_app.analysis.limits import in_words, limits_of, of_examples
 from fl_app.analysis.verdict import UNDECIDED, Verdict, nearly_fails, verdict_of
 from fl_app.scoring.metrics import METRICS
 from fl_app.scoring.score import summarize
@@ -22,9 +22,12 @@ def _accuracy(condition: Condition) -> str:
 
 def _reach(condition: Condition, attacker: Attacker) -> str:
     similarity, answered = attacker.mean("ssim"), condition.answered() if attacker.by_truth else None
-    words = f"{METRICS['psnr'].text(attacker.mean('psnr'))} dB PSNR"
+    leading = condition.leading
+    measure = condition.measures[leading]
+    reached = f"{measure.text(attacker.mean(leading))} {measure.unit}".rstrip()
+    words = f"{reached} {measure.title}"
     own = [f"SSIM {METRICS['ssim'].text(similarity)}"] * (similarity is not None)
-    own += [f"the answers {METRICS['psnr'].text(answered.mean('psnr'))} dB"] if answered is not None else []
+    own += [f"the answers {measure.text(answered.mean(leading))} {measure.unit}".rstrip()] if answered is not None else []
     return words + (f" ({'; '.join(own)})" if own else "")
 
 
@@ -37,7 +40,7 @@ def headline(conditions: Sequence[Condition]) -> list[str]:
         best = max(trained, key=lambda one: mean(list(one.accuracies.values())) or 0.0, default=None)
         nothing = "No reconstruction was scored." if any(one.attackers for one in conditions) else "No attack was scored."
         return [f"{nothing} {best.label} reached {_accuracy(best)}." if best else "There are no results yet."]
-    limits = in_words(limits_of(conditions[0].measures))
+    limits = in_words(of_examples(limits_of(conditions[0].measures), [one.leading for one, _ in attacked]))
     sentences = []
     for one, verdict in attacked:
         worst = one.worst()
@@ -101,7 +104,7 @@ def cautions(conditions: Sequence[Condition]) -> list[str]:
         )
     if verdicts and all(one.plain is None for one in conditions) and any(verdict.holds for _, verdict in verdicts):
         found.append("No undefended setting was attacked beside these: whether the attacks are strong enough is not known.")
-    small = [n for one in conditions for attacker in one.attackers if (n := attacker.summary("psnr").n)]
+    small = [n for one in conditions for attacker in one.attackers if (n := attacker.summary(one.leading).n)]
     if small and min(small) < FEW_TARGETS:
         found.append(f"Some means are over no more than {min(small)} targets: see the intervals.")
     close = [one.label for one, verdict in verdicts if verdict.holds and nearly_fails(one)]

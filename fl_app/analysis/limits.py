@@ -1,14 +1,25 @@
 """Thresholds by name: which metrics are held against them, and from where on an attack counts as a leak."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from fl_app.core import spec
 from fl_app.scoring.base import Measure, Threshold
+from fl_app.scoring.metrics import METRICS
 
 Limits = dict[str, dict[str, Measure]]
 """Name of a threshold -> metrics that are held against it (LPIPS by two networks shares one), each with the threshold."""
+
+
+def of_examples(limits: Limits, scored: Collection[str]) -> Limits:
+    """The thresholds that say something of the examples that were scored, all if none was: rows of a table have no PSNR."""
+    kinds = {METRICS[name].of for name in scored if name in METRICS} - {"any"}
+    wanted = {
+        name: {key: measure for key, measure in metrics.items() if not kinds or measure.of in {"any", *kinds}}
+        for name, metrics in limits.items()
+    }
+    return {name: metrics for name, metrics in wanted.items() if metrics}
 
 
 def limits_of(measures: Mapping[str, Measure], changed: Mapping[str, float | None] | None = None) -> Limits:

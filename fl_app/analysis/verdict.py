@@ -67,13 +67,14 @@ def _findings(attackers: Sequence[Attacker], limits: Limits) -> list[Finding]:
 
 def _too_weak(condition: Condition, limits: Limits) -> list[str]:
     """Why nothing follows from an attack that stays within the limits; empty if it could have told."""
-    found, worst, plain = [], condition.answered("psnr"), condition.plain
+    found, leading, plain = [], condition.leading, condition.plain
+    worst, measure = condition.answered(leading), condition.measures[leading]
     blind = floors_of([condition]) or (floors_of([plain]) if plain else {})
-    floor = summarize(blind.get("class mean", []), "psnr").mean
-    reached = worst.mean("psnr") if worst is not None else None
+    floor = summarize(blind.get("class mean") or blind.get("class mode", []), leading).mean
+    reached = worst.mean(leading) if worst is not None else None
     if floor is not None and reached is not None and reached < floor:
-        text = condition.measures["psnr"].text
-        found.append(f"{text(reached)} dB is below the {text(floor)} dB of the mean image of the class")
+        unit, whose = measure.unit or measure.title, "most frequent row" if measure.of == "rows" else "mean image"
+        found.append(f"{measure.text(reached)} {unit} is below the {measure.text(floor)} {unit} of the {whose} of the class")
     # Limits may be moved: an attack that gets beyond the usual ones is able to tell.
     if plain is not None and leaks(plain.attackers, limits, limits_of(condition.measures)) is False:
         found.append("undefended updates stay within the limits" + ", too" * (not condition.undefended))

@@ -18,7 +18,7 @@ from fl_app.core import halfprecision
 from fl_app.core.errors import told
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Candidates, Key, Knowledge, Observation, Task, compatibility
-from fl_app.core.space import Images
+from fl_app.core.space import Images, Space
 from fl_app.store.captures import CaptureError, Captures
 from fl_app.store.files import RunError, load_tensors
 from fl_app.store.reconstructions import guess_path, save_guess, save_scores
@@ -51,6 +51,8 @@ class TaskSpec:
     """The folder from which `model` = "module:function" is imported, if it is not one of ours."""
     front: str = ""
     """The block that a malicious server put in front of the model."""
+    space: Space | None = None
+    """What an example is, if it is no image."""
 
     def build(self) -> Task:
         """The task itself."""
@@ -58,7 +60,7 @@ class TaskSpec:
             return foreign.load(self.model, self.code, self.input_shape, self.num_classes, self.normalize)
         model = models.build(self.model, self.input_shape, self.num_classes, normalize=self.normalize, front=self.front)
         halfprecision.require(model.parameters())
-        return Task(model, Images(self.input_shape), self.num_classes)
+        return Task(model, self.space or Images(self.input_shape), self.num_classes)
 
 
 class Learning(NamedTuple):

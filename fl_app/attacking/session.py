@@ -47,7 +47,8 @@ def task_spec(experiment: Experiment) -> TaskSpec:
     """The public facts of an experiment."""
     dataset = data.load(experiment.dataset)
     normalize = (dataset.mean, dataset.std) if experiment.normalize else None
-    return TaskSpec(experiment.model, dataset.input_shape, dataset.num_classes, normalize, front=experiment.front)
+    shape, classes = dataset.input_shape, dataset.num_classes
+    return TaskSpec(experiment.model, shape, classes, normalize, front=experiment.front, space=dataset.space)
 
 
 class CaptureSession(ABC):
@@ -214,7 +215,7 @@ class Session(CaptureSession):
 
     def candidates(self, key: Key) -> Candidates:
         """What an inference attack is asked about a target: those in the file that was given, or drawn for the target."""
-        return self._named or candidates_of(self.assets, key)
+        return self._named or candidates_of(self.assets, key, self.built.question)
 
     @cached_property
     def _named(self) -> Candidates | None:

@@ -208,8 +208,9 @@ def _show(console: Console, contenders: list[Contender]) -> None:
         console.print(f"  results: [bold]{escape(os.path.relpath(one.session.folder))}[/bold]", soft_wrap=True)
     _say_worst(console, contenders)
     missing = {name: why for one in contenders for each in one.attacker.targets for name, why in each.unavailable.items()}
-    for name, reason in missing.items():
-        say(console, f"{name} is unavailable: {reason}")
+    for reason in dict.fromkeys(missing.values()):
+        names = [name for name, why in missing.items() if why == reason]
+        say(console, f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} unavailable: {reason}")
 
 
 def _every(attackers: Sequence[Attacker]) -> list[Attacker]:
@@ -228,6 +229,8 @@ def _table(attackers: Sequence[Attacker], metrics: Mapping[str, Measure]) -> Tab
     ]
     table = Table("", *heads, box=None, header_style="bold", padding=(0, 1, 0, 0))
     for name, metric in metrics.items():
+        if metric.of != "any" and not any(one.summary(name).n for one in attackers):
+            continue  # said below, once for all of its kind
         entries = [_number(one.summary(name), interval=True) for one in attackers]
         if told:
             found = worst_informed(attackers, name, metric)

@@ -144,9 +144,10 @@ def _size(folder: Path) -> int:
 def data_at_hand() -> Iterator[Finding]:
     """Data sets and networks that need not be fetched."""
     names = sorted(path.stem for path in cache_dir().glob("*.safetensors"))
-    sets = [name for name in names if not name.startswith(("lpips-", "imagefolder-"))]
-    folders = sum(name.startswith("imagefolder-") for name in names)
-    words = [*sets, *([f"{folders} folders of images"] if folders else [])]
+    own = {"imagefolder-": "folders of images", "csv-": "tables"}
+    sets = [name for name in names if not name.startswith(("lpips-", *own))]
+    found = {kind: sum(name.startswith(prefix) for name in names) for prefix, kind in own.items()}
+    words = [*sets, *(f"{number} {kind}" for kind, number in found.items() if number)]
     yield Finding(
         "data sets", "ok" if words else "note", ", ".join(words) or "none yet", "" if words else "thorns data get mnist"
     )

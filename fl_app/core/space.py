@@ -1,4 +1,4 @@
-"""What an example is: an image in [0, 1] or a row of token ids. Clamping, blind draws and checks are the space's business."""
+"""What an example is: an image in [0, 1], token ids, a row (`core.table`). Clamping, blind draws, checks are its business."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +19,10 @@ class Space(Protocol):
         """The nearest examples, (..., *shape)."""
         ...
 
+    def hull(self, x: Tensor) -> Tensor:
+        """The nearest that a search may pass through on its way to an example, (..., *shape)."""
+        ...
+
     def noise(self, number: int, rng: torch.Generator) -> Tensor:
         """Blind draws, (number, *shape)."""
         ...
@@ -37,6 +41,8 @@ class Images:
     def clamp(self, x: Tensor) -> Tensor:
         """The nearest image."""
         return x.clamp(0, 1)
+
+    hull = clamp
 
     def noise(self, number: int, rng: torch.Generator) -> Tensor:
         """Draws from U(0, 1)."""
@@ -63,6 +69,8 @@ class Tokens:
     def clamp(self, x: Tensor) -> Tensor:
         """The nearest ids."""
         return x.round().clamp(0, self.vocabulary - 1).long() if x.is_floating_point() else x.clamp(0, self.vocabulary - 1)
+
+    hull = clamp
 
     def noise(self, number: int, rng: torch.Generator) -> Tensor:
         """Uniform ids."""

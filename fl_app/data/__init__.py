@@ -23,6 +23,8 @@ from fl_app.data.medmnist import medmnist
 from fl_app.data.mnist import fashion_mnist, mnist
 from fl_app.data.sources import SourceError
 from fl_app.data.svhn import svhn
+from fl_app.data.tables import csv
+from fl_app.data.wheel import table
 from fl_app.store.files import PUBLIC
 
 log = logging.getLogger("thorns")
@@ -30,14 +32,20 @@ log = logging.getLogger("thorns")
 DATASETS: dict[str, Callable[..., Recipe]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "csv": csv,
     "fashion_mnist": fashion_mnist,
     "imagefolder": imagefolder,
     "lfw": lfw,
     "medmnist": medmnist,
     "mnist": mnist,
     "svhn": svhn,
+    "table": table,
     "tiny_imagenet": tiny_imagenet,
 }
+
+
+KINDS = ((torch.uint8, 4), (torch.float32, 2))
+"""Images, and rows of a table: type and number of dimensions."""
 
 
 def recipe_of(text: str) -> Recipe:
@@ -75,11 +83,13 @@ def _check_arrays(arrays: Arrays) -> None:
     """Refuse what no data set looks like: a plugged-in recipe may read anything."""
     for split in ("train", "test", *(["val"] if "val_x" in arrays else [])):
         x, y = arrays.get(f"{split}_x"), arrays.get(f"{split}_y")
-        if x is None or y is None or x.dtype != torch.uint8 or x.ndim != 4 or y.dtype != torch.int64 or y.shape != x.shape[:1]:
-            what = "uint8 (n, channels, height, width) and int64 (n,)"
+        if x is None or y is None or (x.dtype, x.ndim) not in KINDS or y.dtype != torch.int64 or y.shape != x.shape[:1]:
+            what = "uint8 (n, channels, height, width) or float32 (n, floats), and int64 (n,)"
             raise DataError(f"{split}_x and {split}_y must be {what}, n at least 1")
         if not len(y) or int(y.min()) < 0:
             raise DataError(f"{split}_y must hold at least one class, and none below 0")
+        if x.dtype != torch.uint8 and not bool(((x >= 0) & (x <= 1)).all()):
+            raise DataError(f"{split}_x must hold numbers in [0, 1]")
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -176,7 +186,7 @@ def load(text: str) -> Dataset:
     validation = Examples(arrays["val_x"], arrays["val_y"]) if "val_x" in arrays else None
     mean, std = (tuple(json.loads(notes[key])) for key in ("mean", "std"))
     classes = recipe.num_classes or int(train.y.max()) + 1
-    return Dataset(recipe.key, train, test, classes, mean, std, validation)
+    return Dataset(recipe.key, train, test, classes, mean, std, validation, recipe.columns)
 
 
 __all__ = ["DATASETS", "DataError", "Dataset", "Examples", "cache_dir", "cached_file", "fetch", "load", "recipe_of"]

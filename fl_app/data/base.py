@@ -1,4 +1,4 @@
-"""What a data set is in memory: uint8 images and classes, once per process."""
+"""What a data set is in memory: uint8 images, or rows of a table as floats, and classes, once per process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,10 +7,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fl_app.core.space import Images, Space
+from fl_app.core.table import Column, Rows
 from fl_app.data.sources import Source
 
 Arrays = dict[str, Tensor]
-"""train_x, test_x: uint8 (n, channels, height, width); train_y, test_y: int64 (n,); val_x, val_y where published."""
+"""train_x, test_x: uint8 (n, channels, height, width), or rows as float32 (n, floats); train_y, test_y: int64 (n,).
+
+val_x, val_y where published.
+"""
+LEAST_SPREAD = 0.1
+"""Of a float of a row: a rare category would else be fed to models at many times the size of all others (ours)."""
 
 
 class DataError(ValueError):
@@ -19,7 +26,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Examples:
-    """Images x: uint8 (n, channels, height, width), classes y: int64 (n,)."""
+    """Images x: uint8 (n, channels, height, width), or rows: float32 (n, floats); classes y: int64 (n,)."""
 
     x: Tensor
     y: Tensor
@@ -29,12 +36,13 @@ class Examples:
 
     def at(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
         """The examples at these positions, with x as float32 in [0, 1]."""
-        return self.x[positions].float().div_(255), self.y[positions]
+        x = self.x[positions]
+        return (x.float().div_(255) if x.dtype == torch.uint8 else x.clone()), self.y[positions]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set with its published split, and the statistics of its training images by channel."""
+    """A data set with its published split, and the statistics of its training examples by channel, or by float of a row."""
 
     name: str
     train: Examples
@@ -44,11 +52,18 @@ class Dataset:
     std: tuple[float, ...]
     validation: Examples | None = None
     """Only where the data set publishes one."""
+    columns: tuple[Column, ...] = ()
+    """Of a table: what its floats stand for."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """(channels, height, width)."""
+        """(channels, height, width), or (floats,)."""
         return tuple(self.train.x.shape[1:])
+
+    @property
+    def space(self) -> Space:
+        """What an example is."""
+        return Rows(self.columns) if self.columns else Images(self.input_shape)
 
 
 @dataclass(frozen=True)
@@ -62,11 +77,16 @@ class Recipe:
     digest: str | None = None
     """`digest_of` the arrays, whatever source they came from; None where the sources carry checksums of their own."""
     paths: str = ""
-    """Of a folder of somebody's own: a checksum of the relative paths of its images."""
+    """Of a folder of somebody's own: a checksum of the relative paths of its images; of a table, of its columns."""
+    columns: tuple[Column, ...] = ()
+    """Of a table: its columns, which are public."""
 
 
 def statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) by channel of uint8 images, in [0, 1], exactly: from the histogram of the 256 values."""
+    """(mean, std) by channel of uint8 images, in [0, 1], exactly: from the histogram of the 256 values; else by float."""
+    if x.dtype != torch.uint8:
+        spread = x.double().std(0, correction=0).clamp_min(LEAST_SPREAD)
+        return tuple(round(one, 4) for one in x.double().mean(0).tolist()), tuple(round(one, 4) for one in spread.tolist())
     values = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []
     for channel in x.unbind(1):

@@ -3,7 +3,7 @@
 import hashlib
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
 from pydantic import Field
@@ -16,6 +16,7 @@ from fl_app.data.sources import Official
 
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"}
 Labelled = list[tuple[Path, int]]
+T = TypeVar("T")
 Side = Annotated[int, Field(ge=8, le=1024)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -43,7 +44,7 @@ def labelled(folder: Path, classes: list[str]) -> Labelled:
     return found
 
 
-def hold_out(examples: Labelled, share: float) -> tuple[Labelled, Labelled]:
+def hold_out(examples: list[T], share: float) -> tuple[list[T], list[T]]:
     """Split off a share for testing, the same on every machine."""
     order = torch.randperm(len(examples), generator=generator(0, "hold-out")).tolist()
     cut = max(1, round(share * len(examples)))

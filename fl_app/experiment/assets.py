@@ -11,6 +11,7 @@ from fl_app import data, models
 from fl_app.core import halfprecision
 from fl_app.core.local import Tensors
 from fl_app.core.seeds import derive, generator
+from fl_app.core.space import Space
 from fl_app.data.batches import round_positions
 from fl_app.data.partitions import partition
 from fl_app.data.splits import Splits, split
@@ -27,6 +28,7 @@ class Assets:
     splits: Splits
     shares: list[Tensor]
     num_classes: int
+    space: Space
     model: nn.Module
     defense: client_defenses.Defense
     device: str
@@ -73,7 +75,8 @@ def assets_of(experiment: Experiment) -> Assets:
     ).to(device)
     halfprecision.require(model.parameters())
     defense = prepared(client_defenses.build(experiment.defense), experiment.dataset, experiment.split)
-    return Assets(experiment, splits, shares, dataset.num_classes, model, defense, device)
+    defense = defense.within(dataset.space)
+    return Assets(experiment, splits, shares, dataset.num_classes, dataset.space, model, defense, device)
 
 
 def _owned(share: Tensor, experiment: Experiment, client: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Granting an attacker what the protocol does not give: the one place where truth is handed out, and it is always recorded."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Candidates, Knowledge
 from fl_app.core.seeds import generator
+from fl_app.core.spec import suggest
+from fl_app.core.table import Rows
 from fl_app.data.batches import step_positions
 from fl_app.experiment.assets import Assets
 from fl_app.experiment.candidates import held_out
@@ -58,14 +61,57 @@ def server_knowledge(experiment: Experiment) -> Knowledge:
     return Knowledge(public=bool(chosen), chosen=chosen)
 
 
-def candidates_of(assets: Assets, key: tuple[int, int]) -> Candidates:
-    """Some of what a target's clients used, among as many examples that no client owns, in an order of no meaning."""
+def candidates_of(assets: Assets, key: tuple[int, int], question: str = "membership") -> Candidates:
+    """What an attack is asked about a target, in an order of no meaning; ValueError if the question cannot be asked here."""
+    kind, _, about = question.partition(":")
+    return CANDIDATES[kind](assets, key, about)
+
+
+def _completed(assets: Assets, key: tuple[int, int], column: str) -> Candidates:
+    """All that a target's clients used but for one column, with each of its values: the rows one after the other."""
+    x, y = true_aggregate(assets, clients_behind(assets, key[1], key[0]), key[0])
+    filled = _rows(assets).filled(x.cpu(), column)
+    return Candidates(filled.flatten(0, 1), y.cpu().repeat_interleave(filled.shape[1]))
+
+
+def _having(assets: Assets, key: tuple[int, int], about: str) -> Candidates:
+    """A row that has a property, column=value, and nothing else: it stands for the question whether some row has it."""
+    column, _, value = about.partition("=")
+    values = _rows(assets).values(column)
+    if value not in values:
+        raise ValueError(f"the column '{column}' has no value '{value}'; {suggest(value, values)}")
+    blank = torch.zeros(assets.space.shape)
+    return Candidates(_rows(assets).filled(blank, column)[values.index(value)][None], torch.zeros(1, dtype=torch.int64))
+
+
+def _classes(assets: Assets, key: tuple[int, int], about: str) -> Candidates:
+    """Each class once, without an example."""
+    return Candidates(torch.zeros(assets.num_classes, *assets.space.shape), torch.arange(assets.num_classes))
+
+
+def _rows(assets: Assets) -> Rows:
+    if not isinstance(assets.space, Rows):
+        raise ValueError("attributes and properties are columns of a table, and these examples are images")
+    return assets.space
+
+
+def _members(assets: Assets, key: tuple[int, int], about: str) -> Candidates:
+    """Some of what a target's clients used, among as many examples that no client owns."""
     most, rng = assets.experiment.candidates, generator(assets.experiment.seed, "candidates", *key)
     x, y = true_aggregate(assets, clients_behind(assets, key[1], key[0]), key[0])
     drawn = torch.randperm(len(y), generator=rng)[:most]
     other_x, other_y = held_out(assets, y, most, rng)
     order = torch.randperm(len(drawn) + len(other_y), generator=rng)
     return Candidates(torch.cat([x[drawn].cpu(), other_x])[order], torch.cat([y[drawn].cpu(), other_y])[order])
+
+
+CANDIDATES: dict[str, Callable[[Assets, tuple[int, int], str], Candidates]] = {
+    "attribute": _completed,
+    "labels": _classes,
+    "membership": _members,
+    "property": _having,
+}
+"""Question -> what is asked about a target; what stands behind the question's colon is handed on."""
 
 
 def knowledge_of(assets: Assets, grants: tuple[str, ...], key: tuple[int, int], params: Tensors | None) -> Knowledge:

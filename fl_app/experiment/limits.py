@@ -31,7 +31,7 @@ def check_limits(experiment: Experiment) -> None:
             )
     check_partition(experiment.partition, experiment.clients, examples)
     pixels = FLOAT * dataset.train.x[0].numel()
-    _fits("the images of a client's round", min(experiment.rule.num_examples, examples) * pixels, "lower batch-size")
+    _fits("the examples of a client's round", min(experiment.rule.num_examples, examples) * pixels, "lower batch-size")
     parameters = _size_of(experiment.model, dataset.input_shape, dataset.num_classes, experiment.front)
     size = f"model={experiment.model} with its {parameters:,} parameters"
     _fits(size, COPIES * FLOAT * parameters, "take a smaller model")

@@ -32,6 +32,10 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+FLAT = ("linear", "mlp")
+"""Models that take rows of a table as well as images."""
+
+
 def build(
     text: str,
     input_shape: tuple[int, ...],
@@ -45,6 +49,7 @@ def build(
 
     `front` is the spec of a block before all else (`fronts`).
     """
+    _check_shape(text, input_shape, front)
     # torch's initialisers draw from the global generator: borrow it, and leave it as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -55,8 +60,18 @@ def build(
     if front:
         before["front"] = spec.build_one("block", front, FRONTS, input_shape)
     if normalize is not None:
-        before["normalize"] = Normalize(*normalize)
+        before["normalize"] = Normalize(*normalize, flat=len(input_shape) == 1)
     return nn.Sequential(OrderedDict(**before, net=net)) if before else net
+
+
+def _check_shape(text: str, input_shape: tuple[int, ...], front: str) -> None:
+    name = spec.single("model", text).name
+    if len(input_shape) != 1:
+        return
+    if front:
+        raise spec.SpecError(f"the block {front} takes images, and these examples are rows of a table: use an honest server")
+    if name in MODELS and name not in FLAT:
+        raise spec.SpecError(f"{name} takes images, and these examples are rows of a table: use {' or '.join(FLAT)}")
 
 
 def _check_answer(name: str, net: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -74,6 +89,7 @@ def _check_answer(name: str, net: nn.Module, input_shape: tuple[int, ...], num_c
 
 def size_of(text: str, input_shape: tuple[int, ...], num_classes: int, front: str = "") -> int:
     """How many parameters a model has, without making room for them; 0 if its code cannot tell without."""
+    _check_shape(text, input_shape, front)
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             net = spec.build_one("model", text, MODELS, input_shape, num_classes, base=nn.Module)

@@ -7,24 +7,28 @@ import torch
 from torch import Tensor, nn
 
 Shape = tuple[int, int, int]
-"""(channels, height, width)."""
+"""(channels, height, width); of a row of a table (floats,), which only flat models take."""
 Activation = Literal["relu", "sigmoid"]
 Norm = Literal["batch", "group", "none"]
 
 
 class Normalize(nn.Module):
-    """(x - mean) / std by channel, as the first layer, so that clients, attacks and metrics all work on pixels in [0, 1]."""
+    """(x - mean) / std by channel, as the first layer, so that clients, attacks and metrics all work on pixels in [0, 1].
+
+    Of rows each float is a channel.
+    """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], *, flat: bool = False) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+        shape = (-1,) if flat else (-1, 1, 1)
+        self.register_buffer("mean", torch.tensor(mean).view(shape), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(shape), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> the same shape."""
+        """(batch, channels, height, width) or (batch, floats) -> the same shape."""
         return (x - self.mean) / self.std
 
 

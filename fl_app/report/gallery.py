@@ -12,9 +12,10 @@ from torch import Tensor
 from fl_app.analysis.attackers import Attacker
 from fl_app.analysis.conditions import Condition
 from fl_app.analysis.results import RunResult
+from fl_app.core.table import Rows
 from fl_app.experiment.fingerprint import check_data
 from fl_app.scoring.metrics import METRICS
-from fl_app.scoring.pictures import picture, truth_of
+from fl_app.scoring.pictures import Pictured, picture, truth_of
 from fl_app.scoring.target import TargetScore
 
 EXAMPLES = 4
@@ -25,14 +26,25 @@ SIDE = 112
 """Larger images are shrunk to this, or a page would have no end."""
 
 
+class Line(NamedTuple):
+    """A row of a table in the gallery: whose it is, its cells, and which of them are right."""
+
+    who: str
+    cells: list[str]
+    right: list[bool]
+
+
 class Shown(NamedTuple):
-    """One target in the gallery: rows of images with captions, as data URLs."""
+    """One target in the gallery: rows of images with captions, as data URLs; of a table its cells."""
 
     rank: str
     where: str
     rows: list[tuple[str, list[str], str]]
     """(who, images, numbers below)."""
     note: str
+    names: Sequence[str] = ()
+    """Of a table: its columns."""
+    lines: Sequence[Line] = ()
 
 
 class Exhibit(NamedTuple):
@@ -63,12 +75,12 @@ def data_url(x: Tensor) -> str:
 
 
 def _by_leakage(condition: Condition, worst: Attacker) -> list[tuple[RunResult, TargetScore]]:
-    """The targets by PSNR, those that leak most first."""
+    """The targets by PSNR, or what stands for it, those that leak most first."""
     done = [
-        (psnr, condition.run_of(part), target)
+        (leak, condition.run_of(part), target)
         for part in worst.parts
         for target in part.targets
-        if target.done and (psnr := target.values.get("psnr")) is not None
+        if target.done and (leak := target.values.get(condition.leading)) is not None
     ]
     return [(run, target) for _, run, target in sorted(done, key=lambda one: -one[0])]
 
@@ -91,8 +103,8 @@ def _part(attacker: Attacker, run: RunResult, key: tuple[int, int]) -> tuple[Pat
 def _numbers(target: TargetScore) -> str:
     if not target.done:
         return f"failed: {target.reason or 'no reason is recorded'}"
-    shown = {name: value for name in ("psnr", "ssim") if (value := target.values.get(name)) is not None}
-    words = {"psnr": "{} dB", "ssim": "SSIM {}"}
+    words = {"psnr": "{} dB", "ssim": "SSIM {}", "cells": "{} of the cells right"}
+    shown = {name: value for name in words if (value := target.values.get(name)) is not None}
     return ", ".join(words[name].format(METRICS[name].text(value)) for name, value in shown.items())
 
 
@@ -114,11 +126,28 @@ def exhibit(condition: Condition, *, every: bool = False) -> Exhibit | None:
 def _shown(rank: str, run: RunResult, target: TargetScore, beside: Sequence[Attacker]) -> Shown:
     parts = [(attacker, found) for attacker in beside if (found := _part(attacker, run, target.key)) is not None]
     check_data(run.path, run.experiment)
-    pictured = picture(truth_of(run.experiment), target.key, [folder for _, (folder, _) in parts], EXAMPLES)
+    assets = truth_of(run.experiment)
+    pictured = picture(assets, target.key, [folder for _, (folder, _) in parts], EXAMPLES)
+    some = len(pictured.truth)
+    note = f"the first {some} of {pictured.examples} examples" if pictured.examples > some else ""
+    where = f"seed {run.experiment.seed}, {target.where}"
+    if isinstance(assets.space, Rows):
+        whose = [f"{attacker.who}: {_numbers(own)}" for attacker, (_, own) in parts]
+        lines = _lines(assets.space, pictured, whose)
+        return Shown(rank, where, [], note, [column.name for column in assets.space.columns], lines)
     rows = [("truth", [data_url(x) for x in pictured.truth], "")]
     for (attacker, (_, own)), rebuilt in zip(parts, pictured.rebuilt, strict=True):
         images = [] if rebuilt is None else [data_url(x) for x in rebuilt]
         rows.append((attacker.who, images, _numbers(own)))
-    some = len(pictured.truth)
-    note = f"the first {some} of {pictured.examples} examples" if pictured.examples > some else ""
-    return Shown(rank, f"seed {run.experiment.seed}, {target.where}", rows, note)
+    return Shown(rank, where, rows, note)
+
+
+def _lines(rows: Rows, pictured: Pictured, whose: Sequence[str]) -> list[Line]:
+    """The true cells of each example and below them each attacker's."""
+    found = []
+    for place, truth in enumerate(pictured.truth):
+        found.append(Line("truth", rows.text(truth), [False] * len(rows.columns)))
+        for who, rebuilt in zip(whose, pictured.rebuilt, strict=True):
+            if rebuilt is not None:
+                found.append(Line(who, rows.text(rebuilt[place]), rows.right(rebuilt[place], truth).tolist()))
+    return found

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from fl_app.analysis.attackers import WORST_OF_ALL
 from fl_app.analysis.conditions import Condition, conditions_of
 from fl_app.analysis.headline import cautions, headline
-from fl_app.analysis.limits import in_words, limits_of
+from fl_app.analysis.limits import in_words, limits_of, of_examples
 from fl_app.analysis.results import Study
 from fl_app.experiment.environment import version_of
 from fl_app.report import about, svg, tables
@@ -85,7 +85,9 @@ def render(study: Study, sections: Sequence[Section], told: Shown) -> str:
         "several": len(sections) > 1,
         "verdicts": [(one.title, headline(one.conditions), cautions(one.conditions)) for one in sections],
         "words": about.in_words(study),
-        "limits": in_words(limits_of(study.measures), sources=True),
+        "limits": in_words(
+            of_examples(limits_of(study.measures), [one.leading for one in conditions if one.attackers]), sources=True
+        ),
         "informed": WORST_OF_ALL,
         "summary": tables.summary(conditions),
         "privacy": about.privacy(conditions),

@@ -235,7 +235,7 @@ def attackers(conditions: Sequence[Condition]) -> Table:
             Entry(str(condition.number), "", condition.number),
             Entry(condition.label, style="name"),
             Entry(one.who),
-            Entry(one.attack, in_numbers(one.members("psnr")) if one.by_truth else "", style="code"),
+            Entry(one.attack, in_numbers(one.members(condition.leading)) if one.by_truth else "", style="code"),
             Entry(told(one)),
             Entry(condition.seen_in_words),
             number(len(one.targets), 0),

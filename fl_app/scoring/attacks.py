@@ -10,17 +10,19 @@ import torch
 
 from fl_app.core.observation import Candidates, Key
 from fl_app.core.seeds import generator
+from fl_app.core.table import Rows
 from fl_app.experiment.assets import Assets
 from fl_app.experiment.grants import candidates_of
 from fl_app.experiment.truth import clients_behind, true_aggregate, true_positions
 from fl_app.scoring.answers import score_answer
 from fl_app.scoring.base import Judge, Measure, Metric, Tools
-from fl_app.scoring.floors import FLOORS
-from fl_app.scoring.grids import save_grid
+from fl_app.scoring.floors import floors_for
+from fl_app.scoring.grids import save_grid, save_sheet
 from fl_app.scoring.membership import Believed
 from fl_app.scoring.metrics import METRICS
-from fl_app.scoring.questions import QUESTIONS, save_judged
+from fl_app.scoring.questions import Question, question_of, save_judged
 from fl_app.scoring.score import score
+from fl_app.scoring.sheets import sheet
 from fl_app.scoring.target import Row, TargetScore, lines_of
 from fl_app.store.files import write_atomic
 from fl_app.store.reconstructions import CandidateScores
@@ -45,10 +47,12 @@ class Scoring:
         candidates: Candidates | None = None,
     ) -> None:
         self.assets, self.folder, self.failures = assets, folder, failures
-        self.tools = Tools(judge, evaluator, perceptual)
+        rows = assets.space if isinstance(assets.space, Rows) else None
+        self.tools = Tools(judge, evaluator, perceptual, rows)
         self.metrics = {name: metric for name, metric in metrics.items() if self.tools.has(metric.needs)}
         self.targets: list[TargetScore] = []
-        self.floors: dict[str, list[Row]] = {name: [] for name in FLOORS} if floors else {}
+        self.blind = floors_for(assets.space) if floors else {}
+        self.floors: dict[str, list[Row]] = {name: [] for name in self.blind}
         self.question = ""
         self.candidates = candidates
         self._believed: dict[Key, Believed] = {}
@@ -77,10 +81,13 @@ class Scoring:
         return self
 
     def save_picture(self, path: Path, shown: dict[str, "Scoring"]) -> None:
-        """A picture of the truth and of the same targets' reconstructions by one or more attacks, one per row."""
+        """A picture of the truth and of the same targets' reconstructions by one or more attacks; of rows, a table."""
         true_x, _, captions = zip(*self._shown[:AT_MOST], strict=True)
         rows = {name: torch.stack([rebuilt for _, rebuilt, _ in one._shown[:AT_MOST]]) for name, one in shown.items()}
-        save_grid(path, torch.stack(true_x), rows, captions)
+        if self.tools.rows is not None:
+            save_sheet(path, sheet(self.tools.rows, torch.stack(true_x), rows, captions))
+        else:
+            save_grid(path, torch.stack(true_x), rows, captions)
 
     @property
     def pictured(self) -> list[str]:
@@ -95,7 +102,7 @@ class Scoring:
         clients = clients_behind(self.assets, key[1], key[0])
         true_x, true_y = true_aggregate(self.assets, clients, key[0])
         target, x, believed = score_answer(self.folder, key, (true_x, true_y), self.failures, self.metrics, self.tools)
-        if believed is not None and believed.notes.get("question") in QUESTIONS:
+        if believed is not None and question_of(believed.notes.get("question", "")) is not None:
             return self._believe(target, believed)
         if x is not None:
             self._blind(key, clients, true_x, true_y)
@@ -107,32 +114,39 @@ class Scoring:
     def _believe(self, target: TargetScore, believed: CandidateScores) -> TargetScore:
         """Hold scores beside what is true of the candidates; they are judged once all targets are known."""
         self.question, key = believed.notes["question"], target.key
-        asked = self.candidates or candidates_of(self.assets, key)
+        asked = self.candidates or candidates_of(self.assets, key, self.question)
         if believed.scores.shape != asked.y.shape:
             reason = f"{tuple(believed.scores.shape)} scores are not of the {len(asked.y)} candidates: attack it again"
             return TargetScore(round=target.round, client=target.client, status="failed", reason=reason)
-        self._believed[key] = Believed(believed.scores.double().cpu(), QUESTIONS[self.question].truth(self.assets, key, asked))
+        truth = self._asked.truth(self.assets, key, asked)
+        self._believed[key] = Believed(believed.scores.double().cpu(), truth)
         return target
 
     def _judge_beliefs(self) -> None:
         if not self._believed:
             return
-        question = QUESTIONS[self.question]
+        question = self._asked
         rows = question.rows(self._believed)
         self.targets = [replace(one, values=rows[one.key]) if one.key in rows else one for one in self.targets]
         if self.floors:
-            self.floors["prior guess"] = [question.floor()] * len(rows)
+            self.floors["prior guess"] = [question.floor(self._believed)] * len(rows)
         self.folder.mkdir(parents=True, exist_ok=True)
         save_judged(self.folder, self.question, self._believed)
 
     @property
     def measures(self) -> Mapping[str, Measure]:
         """What its targets are measured by."""
-        return QUESTIONS[self.question].measures if self.question else self.metrics
+        return self._asked.measures if self.question else self.metrics
+
+    @property
+    def _asked(self) -> Question:
+        found = question_of(self.question)
+        assert found is not None
+        return found
 
     def _blind(self, key: Key, clients: list[int], true_x: torch.Tensor, true_y: torch.Tensor) -> None:
         excluded = torch.cat([true_positions(self.assets, client, key[0]) for client in clients])
         for name, rows in self.floors.items():
             rng = generator(self.assets.experiment.seed, "floor", name, *key)
-            blind = FLOORS[name](self.assets.splits.train, true_y, rng, excluded)
+            blind = self.assets.space.clamp(self.blind[name](self.assets.splits.train, true_y, rng, excluded))
             rows.append(score(blind, true_y, true_x, true_y, self.metrics, self.tools).row())

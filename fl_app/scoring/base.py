@@ -5,16 +5,19 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from torch import Tensor, nn
 
 from fl_app.core.local import Tensors
+from fl_app.core.table import Rows
 
-Need = Literal["judge", "evaluator", "lpips"]
+Need = Literal["judge", "evaluator", "lpips", "rows"]
 Judge = tuple[nn.Module, Tensors]
 """A classifier that was trained without a defense, and its weights."""
 PLACES = ("tables", "curves", "files")
+NO_IMAGES = "it is for images, and these examples are rows of a table"
+Kind = Literal["any", "images", "rows"]
 
 
 class Unavailable(RuntimeError):
@@ -47,6 +50,8 @@ class Measure:
     threshold: Threshold | None = None
     shown: Literal["tables", "curves", "files"] = "tables"
     """Where a report shows it: in tables, curves and files, in curves and files, or in files alone."""
+    of: Kind = "any"
+    """Of which examples it says something."""
     question: str = ""
     """What it judges: answers to this question, or reconstructions if it is empty."""
 
@@ -81,7 +86,11 @@ class Measure:
             threshold = Threshold(float(limit["value"]), str(limit["source"]), str(limit["shared"]))
             if not math.isfinite(threshold.value):
                 raise ValueError(f"a threshold must be a finite number, not {threshold.value}")
-        return cls(**{key: facts[key] for key in kinds}, threshold=threshold, question=str(facts.get("question", "")))
+        of: Kind = facts.get("of", "any")  # older files do not say
+        if of not in get_args(Kind):
+            raise ValueError(f"of must be one of {', '.join(get_args(Kind))}")
+        question = str(facts.get("question", ""))
+        return cls(**{key: facts[key] for key in kinds}, threshold=threshold, of=of, question=question)
 
 
 class Tools(NamedTuple):
@@ -90,6 +99,8 @@ class Tools(NamedTuple):
     judge: Judge | None = None
     evaluator: Path | None = None
     lpips: bool = True
+    rows: Rows | None = None
+    """What the examples are, if they are rows of a table and no images."""
 
     def has(self, need: Need | None) -> bool:
         """Whether a need is met."""
@@ -116,6 +127,8 @@ class Metric(Measure):
 
     def __call__(self, pairs: Matched) -> Tensor:
         """The values as float64 (n,), one per example."""
+        if self.of == "images" and pairs.tools.rows is not None:
+            raise Unavailable(NO_IMAGES)
         try:
             found = self.values(pairs)
         except Unavailable:

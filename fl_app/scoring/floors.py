@@ -4,37 +4,46 @@ Each floor knows the classes of the target and the rest of the training data, as
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
+from fl_app.core.space import Space
+from fl_app.core.table import TOLERANCE, Rows
 from fl_app.data.base import Examples
 
 Floor = Callable[[Examples, Tensor, torch.Generator, Tensor], Tensor]
-"""(training split, true classes (n,), generator, positions of the target in the split) -> x (n, *shape) in [0, 1]."""
+"""(training split, true classes (n,), generator, positions of the target in the split) -> x (n, *shape) in [0, 1].
+
+The space then makes valid examples of them: of a mean row the most frequent categories.
+"""
 
 
 @lru_cache(maxsize=2)
 def _sums(train: Examples) -> tuple[Tensor, Tensor]:
-    """By class, the sum of its images (classes, *shape) and their number (classes,), both int64 and so exact."""
-    classes = int(train.y.max()) + 1
-    sums = torch.stack([train.x[train.y == label].sum(0, dtype=torch.int64) for label in range(classes)])
+    """By class, the sum of its examples (classes, *shape) and their number (classes,); of images int64 and so exact."""
+    classes, wide = int(train.y.max()) + 1, _wide(train)
+    sums = torch.stack([train.x[train.y == label].sum(0, dtype=wide) for label in range(classes)])
     return sums, torch.bincount(train.y, minlength=classes)
+
+
+def _wide(train: Examples) -> torch.dtype:
+    return torch.int64 if train.x.dtype == torch.uint8 else torch.float64
 
 
 def class_mean(train: Examples, y: Tensor, rng: torch.Generator, excluded: Tensor) -> Tensor:
     """The mean image of each class without the excluded; of all classes where a class has nobody else."""
     y, excluded = y.cpu(), excluded.unique()
     sums, counts = (part.clone() for part in _sums(train))
-    sums.index_add_(0, train.y[excluded], train.x[excluded].long(), alpha=-1)
+    sums.index_add_(0, train.y[excluded], train.x[excluded].to(_wide(train)), alpha=-1)
     counts -= torch.bincount(train.y[excluded], minlength=len(counts))
     lonely = counts == 0
     if int(counts.sum()) == 0:
         raise ValueError("no example is left to make a blind floor of")
     sums[lonely], counts[lonely] = sums.sum(0), counts.sum()
-    means = sums[y].double() / counts[y].view(-1, *[1] * (sums.ndim - 1)) / 255
-    return means.float()
+    means = sums[y].double() / counts[y].view(-1, *[1] * (sums.ndim - 1))
+    return (means / 255 if train.x.dtype == torch.uint8 else means).float()
 
 
 def same_class(train: Examples, y: Tensor, rng: torch.Generator, excluded: Tensor) -> Tensor:
@@ -56,6 +65,32 @@ def same_class(train: Examples, y: Tensor, rng: torch.Generator, excluded: Tenso
 def noise(train: Examples, y: Tensor, rng: torch.Generator, excluded: Tensor) -> Tensor:
     """Uniform noise."""
     return torch.rand(len(y), *train.x.shape[1:], generator=rng)
+
+
+def class_mode(rows: Rows, train: Examples, y: Tensor, rng: torch.Generator, excluded: Tensor) -> Tensor:
+    """Of each class the row of its most frequent cells without the excluded, of numbers that with most within the tolerance."""
+    allowed = torch.ones(len(train), dtype=torch.bool)
+    allowed[excluded] = False
+    modes = {}
+    for label in y.unique().tolist():
+        own = allowed & (train.y == label)
+        own = own if bool(own.any()) else allowed
+        modes[label] = torch.stack([_mode(column) for column in rows.cells(train.x[own]).unbind(1)])
+    return rows.encode(torch.stack([modes[label] for label in y.tolist()]))
+
+
+def _mode(cells: Tensor) -> Tensor:
+    """The cell with the most others no further than the tolerance; places of categories are further apart than that."""
+    ordered = cells.sort().values
+    reach = torch.searchsorted(ordered, ordered + TOLERANCE, right=True) - torch.searchsorted(ordered, ordered - TOLERANCE)
+    return ordered[reach.argmax()]
+
+
+def floors_for(space: Space) -> dict[str, Floor]:
+    """The floors of examples: the mean of a class is an image, and no good answer about cells."""
+    if not isinstance(space, Rows):
+        return FLOORS
+    return {"class mode": partial(class_mode, space)} | {name: floor for name, floor in FLOORS.items() if name != "class mean"}
 
 
 FLOORS: dict[str, Floor] = {"class mean": class_mean, "same class": same_class, "noise": noise}

@@ -28,7 +28,7 @@ def _picture(x: Tensor) -> Image.Image:
     return Image.fromarray(pixels.permute(1, 2, 0).contiguous().cpu().numpy())
 
 
-def _wrapped(text: str, font: Font, width: int, lines: int) -> list[str]:
+def wrapped(text: str, font: Font, width: int, lines: int) -> list[str]:
     """Break a text into lines that fit, after spaces and before brackets if it has any; the rest ends in '...'."""
     rows = [""]
     for word in re.split(r"(?<=\s)|(?=\()", text):
@@ -92,7 +92,7 @@ def grid(true_x: Tensor, rebuilt: dict[str, Tensor], captions: Sequence[str] = (
     draw = ImageDraw.Draw(sheet)
     top = MARGIN
     for (name, images, texts), used in zip(rows, heights, strict=True):
-        title = _wrapped(name, bold, label, max(1, tile.height // 18))
+        title = wrapped(name, bold, label, max(1, tile.height // 18))
         start = top + (tile.height - 18 * len(title)) // 2
         for i, line in enumerate(title):
             draw.text((MARGIN, start + 18 * i), line, INK, font=bold)
@@ -100,7 +100,7 @@ def grid(true_x: Tensor, rebuilt: dict[str, Tensor], captions: Sequence[str] = (
             x = left + column * (cell + GAP)
             sheet.paste(_picture(image), (x + (cell - tile.width) // 2, top))
             for i, line in enumerate(lines):
-                fitting = _wrapped(line, font, cell, 1)[0]
+                fitting = wrapped(line, font, cell, 1)[0]
                 draw.text((x + cell // 2, top + tile.height + 3 + LINE * i), fitting, GREY, font=font, anchor="ma")
         top += used
     if note:
@@ -109,8 +109,13 @@ def grid(true_x: Tensor, rebuilt: dict[str, Tensor], captions: Sequence[str] = (
 
 
 def save_grid(path: Path, true_x: Tensor, rebuilt: dict[str, Tensor], captions: Sequence[str] = ()) -> None:
-    """Write `grid` as one PNG, so that a reader sees the old or the new file and never a part."""
+    """Write `grid` as one PNG."""
+    save_sheet(path, grid(true_x, rebuilt, captions))
+
+
+def save_sheet(path: Path, sheet: Image.Image) -> None:
+    """Write a PNG so that a reader sees the old or the new file and never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    grid(true_x, rebuilt, captions).save(temporary, format="PNG")
+    sheet.save(temporary, format="PNG")
     temporary.replace(path)

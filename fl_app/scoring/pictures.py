@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fl_app.core.observation import Key
+from fl_app.core.table import Rows
 from fl_app.experiment.assets import Assets, assets_of
 from fl_app.experiment.config import Experiment
 from fl_app.experiment.truth import clients_behind, true_aggregate
@@ -15,7 +16,7 @@ from fl_app.store.reconstructions import Reconstruction, guess_path, load_answer
 
 
 class Pictured(NamedTuple):
-    """One target: images (n, 1 or 3, h, w) in [0, 1], reconstructions matched to the truth; None where there is none."""
+    """One target: images (n, 1 or 3, h, w) in [0, 1] or rows (n, floats), matched reconstructions; None where there is none."""
 
     truth: Tensor
     rebuilt: list[Tensor | None]
@@ -29,9 +30,9 @@ def truth_of(experiment: Experiment) -> Assets:
 
 
 def picture(assets: Assets, key: Key, folders: Sequence[Path], at_most: int) -> Pictured:
-    """The truth of a target and the reconstruction in each attack's folder; ValueError if these are no images."""
+    """The truth of a target and the reconstruction in each attack's folder; ValueError if these are neither images nor rows."""
     x, _ = true_aggregate(assets, clients_behind(assets, key[1], key[0]), key[0])
-    if x.ndim != 4 or x.shape[1] not in (1, 3):
+    if not isinstance(assets.space, Rows) and (x.ndim != 4 or x.shape[1] not in (1, 3)):
         raise ValueError(f"examples of shape {tuple(x.shape[1:])} cannot be shown as images")
     rebuilt: list[Tensor | None] = []
     for folder in folders:

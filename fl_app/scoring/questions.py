@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fl_app.core.observation import Candidates, Key
 from fl_app.experiment.assets import Assets
-from fl_app.scoring import membership
+from fl_app.scoring import attributes, membership
 from fl_app.scoring.base import Measure
 from fl_app.scoring.membership import Believed
 from fl_app.scoring.target import Row
@@ -26,13 +26,21 @@ class Question(NamedTuple):
     """int8 (candidates,): 1 yes, 0 no, -1 neither."""
     rows: Callable[[Mapping[Key, Believed]], dict[Key, Row]]
     measures: Mapping[str, Measure]
-    floor: Callable[[], Row]
+    floor: Callable[[Mapping[Key, Believed]], Row]
     """What is reached by somebody who has seen nothing."""
 
 
 QUESTIONS: dict[str, Question] = {
-    "membership": Question(membership.membership, membership.rows_of, membership.MEASURES, membership.floor),
+    "attribute": Question(attributes.completed, attributes.attribute_rows, attributes.ATTRIBUTE, attributes.attribute_floor),
+    "labels": Question(attributes.most_frequent, attributes.label_rows, attributes.LABELS, attributes.label_floor),
+    "membership": Question(membership.membership, membership.rows_of, membership.MEASURES, lambda _: membership.floor()),
+    "property": Question(attributes.having, attributes.property_rows, attributes.PROPERTY, attributes.property_floor),
 }
+
+
+def question_of(text: str) -> Question | None:
+    """The question that an attack answered, "attribute:sex" say; None if it is none of these."""
+    return QUESTIONS.get(text.partition(":")[0])
 
 
 def save_judged(folder: Path, question: str, believed: Mapping[Key, Believed]) -> None:

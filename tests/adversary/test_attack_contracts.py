@@ -12,6 +12,7 @@ from adversary.labels import infer
 from fl_app.core.local import LocalRule, local_update
 
 FEW = {
+    "attribute": "attribute(column=kind)",
     "ci_net": "ci_net(iterations=100, lr=0.02, channels=4)",
     "ci_net_lbfgs": "ci_net_lbfgs(iterations=50, channels=4)",
     "cosine_lbfgs": "cosine_lbfgs(iterations=100)",
@@ -24,6 +25,8 @@ FEW = {
     "inverting_gradients": "inverting_gradients(iterations=200)",
     "matching": "matching(optimizer=adam(iterations=200))",
     "peeling": "peeling(iterations=50)",
+    "property": "property(column=kind, value=a, batches=40)",
+    "rows": "rows(iterations=200)",
     "sme": "sme(iterations=100)",
 }
 """With fewer iterations than papers take."""

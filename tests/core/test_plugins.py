@@ -137,7 +137,10 @@ def test_a_plugged_in_data_set_must_look_like_one(outside, tmp_path, monkeypatch
     monkeypatch.setenv("THORNS_DATA", str(tmp_path / "cache"))
     name = outside(plugged.DATA)
     plugins.allow([f"{name}:{kind}" for kind in ("floats", "impostor")])
-    with pytest.raises(data.DataError, match=r"train_x and train_y must be uint8 \(n, channels, height, width\) and int64"):
+    with pytest.raises(
+        data.DataError,
+        match=r"train_x and train_y must be uint8 \(n, channels, height, width\) or float32 \(n, floats\), and int64",
+    ):
         data.load(f"{name}:floats")
     with pytest.raises(data.DataError, match="is kept under the name 'mnist', which is one of ours"):
         data.load(f"{name}:impostor")

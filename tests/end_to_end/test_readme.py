@@ -33,6 +33,9 @@ PAGES = [README, *sorted((ROOT / "docs").glob("**/*.md")), *sorted((ROOT / "exam
 DONE = ROOT / "docs" / "architecture.md"  # by a test of its own
 TYPED = [(page, words) for page in PAGES if page != DONE for words in commands_of(page, "thorns")]
 
+ADULT = "age,workclass,fnlwgt,sex,income\n39,Private,77516,Male,<=50K\n50,State-gov,83311,Female,>50K\n"
+"""Somebody's own table."""
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, typed):
@@ -43,6 +46,7 @@ def folder(tmp_path, monkeypatch, typed):
     files = {name: text for page in PAGES for name, text in files_of(page).items()}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "adult.csv").write_text(ADULT)
     for kind in ("defense", "attack"):
         assert typed("new", kind, f"my_{kind}").returncode == 0
     yield tmp_path

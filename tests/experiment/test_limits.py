@@ -92,7 +92,7 @@ def test_the_replies_of_a_round_are_in_memory_at_once(small, monkeypatch):
     with pytest.raises(ConfigError, match=r"the 15 replies of a round would take .*: lower clients or fraction"):
         check_limits(small.changed(clients=15))
     monkeypatch.setattr(limits, "memory", lambda: 1000)
-    with pytest.raises(ConfigError, match="the images of a client's round would take"):
+    with pytest.raises(ConfigError, match="the examples of a client's round would take"):
         check_limits(small)
 
 
