@@ -14,7 +14,9 @@ from fl_app.core.observation import Candidates, Observation, Task
 
 SWEEPS = 20
 """Most times that the values of all rows are gone over."""
-THROUGH = "passes each row that it tries through the defense, with draws of its own"
+SIMULATED = 2
+"""The same where each try goes through a defense."""
+THROUGH = "passes each batch that it tries through the defense, with draws of its own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +30,8 @@ class Attribute(Attack):
 
     column: Annotated[str, Field(min_length=1)]
     through: str = ""
-    """The spec of the defense that candidates are passed through; each row by itself."""
-    draws: Annotated[int, Field(ge=1, le=1000)] = 8
+    """The spec of the defense that batches are passed through, each with one row changed from what is chosen for the others."""
+    draws: Annotated[int, Field(ge=1, le=1000)] = 4
     """How often, where the defense draws."""
 
     @property
@@ -54,17 +56,26 @@ class Attribute(Attack):
             )
         update = sent(seen)
         kept = update != 0
-        tried = self._tried(seen, task, asked, stream)[:, kept]
-        inner, outer = tried @ update[kept], tried @ tried.T
+        tried = torch.cat(list(gradients(task, seen, asked)))[:, kept]
         size: Tensor = update.norm().clamp_min(1e-30)
-        return explained(inner, outer, rows) / size
+        plain = explained(tried @ update[kept], tried @ tried.T, rows) / size
+        return self._simulated(seen, task, asked, stream, plain.view(rows, -1).argmax(1)) if self.through else plain
 
-    def _tried(self, seen: Observation, task: Task, asked: Candidates, stream: torch.Generator) -> Tensor:
-        if not self.through:
-            return torch.cat(list(gradients(task, seen, asked)))
+    def _simulated(self, seen: Observation, task: Task, asked: Candidates, stream: torch.Generator, chosen: Tensor) -> Tensor:
+        """The match of each candidate's batch after the defense, (candidates,), from first choices (rows,) on."""
         from adversary.informed.simulate import through  # only informed attackers know defenses
 
-        return through(self.through, task, seen, asked.x[:, None], asked.y[:, None], stream, self.draws)
+        rows, update = len(chosen), sent(seen)
+        x, y = asked.x.unflatten(0, (rows, -1)), asked.y.view(rows, -1)
+        scores = asked.x.new_zeros(y.shape)
+        for _ in range(SIMULATED):
+            for row in range(rows):
+                batch = x[torch.arange(rows), chosen].repeat(y.shape[1], *[1] * (x.ndim - 1))
+                batch[:, row] = x[row]
+                found = through(self.through, task, seen, batch, y[:, 0].expand(y.shape[1], rows), stream, self.draws)
+                scores[row] = torch.cosine_similarity(found, update[None])
+                chosen[row] = scores[row].argmax()
+        return scores.flatten()
 
 
 def explained(inner: Tensor, outer: Tensor, rows: int) -> Tensor:
