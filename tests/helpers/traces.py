@@ -121,14 +121,14 @@ def _summed(calls: int, leaves: Sequence[tuple[str, list[float]]]) -> Trace:
 
 
 def check(case: str, found: Mapping[str, Trace]) -> None:
-    """Compare with what is kept, or keep it if KEEP_TRACES is set; says which functions give something else."""
+    """Compare with what is kept, or keep it if KEEP_GOLDEN is set; says which functions give something else."""
     path = FOLDER / f"{case}.txt"
-    if os.environ.get("KEEP_TRACES"):
+    if os.environ.get("KEEP_GOLDEN"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{name} {one}\n" for name, one in sorted(found.items())))
     kept = {line.split()[0]: Trace.read(line.split()[1:]) for line in path.read_text().splitlines()}
     told = [f"{name}: {kept.get(name)} -> {found.get(name)}" for name in sorted(kept | found) if not _near(name, kept, found)]
-    assert not told, "\n".join([f"{len(told)} functions give something else; if that is meant: KEEP_TRACES=1 pytest", *told])
+    assert not told, "\n".join([f"{len(told)} functions give something else; if that is meant: KEEP_GOLDEN=1 pytest", *told])
 
 
 def _near(name: str, kept: Mapping[str, Trace], found: Mapping[str, Trace]) -> bool:
