@@ -48,7 +48,7 @@ class _Pixels:
         return self.mean + self.std * z["x"]
 
     def project(self, z: Tensors) -> Tensors:
-        return {"x": (self.space.clamp(self.inputs(z)) - self.mean) / self.std} if self.settings.boxed else dict(z)
+        return {"x": (self.space.clamp(self.inputs(z)) - self.mean) / self.std} if self.settings.boxed else z
 
     def answer(self, z: Tensors) -> Tensor:
         return self.inputs(z)

@@ -3,11 +3,15 @@
 After a change that is meant: KEEP_GOLDEN=1 pytest THIS_FILE, and the difference of tests/golden/traces says what changed.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import adversary
 from fl_app.core.local import LocalRule
+from fl_app.core.observation import Knowledge
+from fl_app.models.statistics import batchnorm_statistics
 from helpers import crafted_scenes as crafted
 from helpers import small_scenes as small
 from helpers.traces import check, traced
@@ -92,6 +96,7 @@ CASES = {
         small.smooth,
         {"examples": 2, "rule": BY_ADAM},
     ),
+    "batchnorm": ("grad_inversion(bn=0.1, iterations=2)", SEARCH, small.normed, {"examples": 2}),
     "given": (
         "matching(labels=given, optimizer=adam(iterations=2))",
         SEARCH,
@@ -106,6 +111,11 @@ def test_every_function_gives_what_it_gave(name):
     text, parts, network, settings = CASES[name]
     seen, task = small.scene(network, **settings)
     attack = adversary.build(text)
+
+    if network is small.normed:
+        x = small.truth(len(seen), 2)[0]
+        known = [batchnorm_statistics(task.model, one.params, own) for one, own in zip(seen, x, strict=True)]
+        seen = [replace(one, knowledge=Knowledge(statistics=own)) for one, own in zip(seen, known, strict=True)]
 
     def work():
         ready = attack

@@ -21,9 +21,8 @@ SEARCHES = [
 def kept(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "SLOWEST", 0)
-    monkeypatch.setattr(checkpoint, "SLOWEST", 0)
-    with checkpoint.kept_in(tmp_path / "searches"):
-        yield tmp_path / "searches"
+    with checkpoint.kept_in(tmp_path / "of" / "searches"):  # neither folder is there yet
+        yield tmp_path / "of" / "searches"
 
 
 @pytest.fixture
@@ -90,6 +89,7 @@ def test_a_damaged_file_is_named_and_the_search_starts_anew(damage, target, kept
 
 
 def test_a_folder_that_cannot_be_written_costs_the_checkpoint_alone(target, kept, caplog):
+    kept.parent.mkdir()
     kept.write_text("in the way")
     assert attack("idlg(iterations=1, restarts=1)", *target).loss.isfinite().all()
     assert str(kept) in caplog.text

@@ -73,6 +73,8 @@ def test_masks_start_at_their_prior_and_where_a_layer_of_rank_one_gives_them_awa
     wrong = torch.zeros(3, 5, dtype=torch.bool)
     wrong[1, 2] = wrong[0, 4] = True
     assert torch.equal(off_rank_one(weight), wrong)
+    small = torch.cat([weight, torch.tensor([[1e-7], [2e-7], [-1e-7]])], 1)  # rounding, beside the size of the others
+    assert torch.equal(off_rank_one(small), torch.nn.functional.pad(wrong, (0, 1)))
     seen = Observation(
         params={}, update={"conv": torch.ones(2), "fc.weight": weight}, rule=LocalRule(), num_examples=1, server_round=1
     )

@@ -78,6 +78,15 @@ def test_what_is_known_at_first_of_several_steps():
             torch.testing.assert_close(at.alike[one, other].double(), expected)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_windows_far_below_the_largest_are_not_active_on_any_scale(scale):
+    block, _, seen, law = scene()
+    pooled = scale * torch.linspace(0, 2, seen.pooled.numel()).double().view_as(seen.pooled)
+    pooled[0, 1:3] = scale * torch.tensor([1.9e-5, 2.1e-5]).double()
+    active = _Inference(block, seen._replace(pooled=pooled), law).active.flatten()
+    assert active[:4].tolist() == [False, False, True, True]
+
+
 def test_doubts_are_the_variances_of_outputs_and_inputs():
     block, _, seen, law = scene()
     at = _Inference(block, seen, law)
