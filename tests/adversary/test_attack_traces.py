@@ -3,6 +3,7 @@
 After a change that is meant: KEEP_GOLDEN=1 pytest THIS_FILE, and the difference of tests/golden/traces says what changed.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -124,6 +125,34 @@ def test_every_function_gives_what_it_gave(name):
         return ready(seen, task, 5)
 
     check(f"attack-{name}", traced(work, *parts))
+
+
+ZEROS = [name for name, (_, parts, *_) in CASES.items() if parts is EXACT] + ["dlg", "gauss_newton", "grad_inversion", "sme"]
+DOUBLE = ["readout", "readout-batch", "cocktail", "peeling", "patches", "spear-features"]
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_of_an_update_of_zeros_every_function_makes_what_it_made(name):
+    text, parts, network, settings = CASES[name]
+    seen, task = small.scene(network, **settings)
+    nothing = [replace(one, update={key: torch.zeros_like(value) for key, value in one.update.items()}) for one in seen]
+
+    def work():
+        with suppress(adversary.AttackError):
+            adversary.build(text.replace(", public=True", ""))(nothing, task, 5)
+
+    check(f"zeros-{name}", traced(work, *parts))
+
+
+@pytest.mark.parametrize("name", DOUBLE)
+def test_types_and_graphs_within_an_attack_are_what_they_were(name):
+    """In double precision, with weights and updates that autograd tracks."""
+    text, parts, network, settings = CASES[name]
+    seen, task = small.scene(network, **{**settings, "dtype": torch.float64})
+    for one in seen:
+        for value in (*one.params.values(), *one.update.values()):
+            value.requires_grad_()
+    check(f"double-{name}", traced(lambda: adversary.build(text)(seen, task, 5), *parts))
 
 
 INFORMED = {

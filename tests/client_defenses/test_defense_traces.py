@@ -3,12 +3,15 @@
 After a change that is meant: KEEP_GOLDEN=1 pytest THIS_FILE, and the difference of tests/golden/traces says what changed.
 """
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
 
 import client_defenses
 from client_defenses import Memory
+from client_defenses.base import beyond_messages
 from client_defenses.contracts import odd_message
 from client_defenses.tools import evaluator, per_example
 from fl_app.core.local import Step
@@ -69,7 +72,7 @@ def used(text):
         for batch in (step, step._replace(x=step.x[1:], y=step.y[1:])):
             defense.protect(batch, memory)
         memory.next_round()
-    if not client_defenses.base.beyond_messages(defense):
+    if not beyond_messages(defense):
         message = odd_message()
         for _ in range(2):
             defense.transform(message, memory)
@@ -84,6 +87,30 @@ def test_every_function_of_a_defense_gives_what_it_gave(name):
     check(f"defense-{name}", traced(lambda: [used(text) for text in SPECS[name]], "client_defenses/"))
 
 
+def of_kind(dtype):
+    """A step in another precision whose weights and images autograd tracks."""
+    step = step_of(small.smooth)
+    params = {name: value.to(dtype).requires_grad_() for name, value in step.params.items()}
+    return Step(params, deepcopy(step.model).to(dtype), step.x.to(dtype).requires_grad_(), step.y)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_types_and_graphs_within_a_defense_are_what_they_were(name):
+    """In bfloat16 the numbers themselves differ from machine to machine."""
+
+    def work(dtype):
+        for text in SPECS[name]:
+            defense, memory, step = client_defenses.build(text), Memory.fresh(3), of_kind(dtype)
+            defense.on_start(step, memory)
+            for _ in range(2):
+                defense.protect(step, memory)
+            if not beyond_messages(defense):
+                defense.expected(odd_message(dtype))
+
+    check(f"defense-{name}-double", traced(lambda: work(torch.float64), "client_defenses/"))
+    check(f"defense-{name}-half", traced(lambda: work(torch.bfloat16), "client_defenses/", numbers=False))
+
+
 @pytest.fixture(scope="session")
 def network(tmp_path_factory):
     """A small evaluation network that has learnt a little."""
@@ -95,9 +122,8 @@ def network(tmp_path_factory):
 
 @pytest.mark.parametrize("name", REFINER)
 def test_every_function_of_refiner_gives_what_it_gave(name, network):
-    step = step_of(small.smooth)
 
-    def work():
+    def work(step):
         for settings in REFINER[name]:
             defense = client_defenses.build(f"refiner({settings + ', ' if settings else ''}evaluator='{network}')")
             memory = Memory.fresh(3)
@@ -105,7 +131,8 @@ def test_every_function_of_refiner_gives_what_it_gave(name, network):
                 defense.protect(step, memory)
                 memory.next_round()
 
-    check(f"defense-{name}", traced(work, "client_defenses/"))
+    check(f"defense-{name}", traced(lambda: work(step_of(small.smooth)), "client_defenses/"))
+    check(f"defense-{name}-half", traced(lambda: work(of_kind(torch.bfloat16)), "client_defenses/", numbers=False))
 
 
 class Tokens(nn.Module):

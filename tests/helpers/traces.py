@@ -46,8 +46,8 @@ class Trace(NamedTuple):
         return cls(int(words[0]), words[1], float(words[2]), float(words[3]))
 
 
-def traced(work: Callable[[], object], *parts: str) -> dict[str, Trace]:
-    """What the functions in files whose paths begin with one of these return while the work is done."""
+def traced(work: Callable[[], object], *parts: str, numbers: bool = True) -> dict[str, Trace]:
+    """What the functions in files whose paths begin with one of these return while the work is done; or their kinds alone."""
     seen, calls = defaultdict[str, list[Any]](list), defaultdict[str, int](int)
     beginnings = tuple(f"{ROOT}/{part}" for part in parts)
 
@@ -68,7 +68,9 @@ def traced(work: Callable[[], object], *parts: str) -> dict[str, Trace]:
         work()
     finally:
         sys.setprofile(None)
-    return {name: _summed(calls[name], leaves) for name, leaves in seen.items()}
+    return {
+        name: _summed(calls[name], leaves if numbers else [(kind, []) for kind, _ in leaves]) for name, leaves in seen.items()
+    }
 
 
 def _changes(frame: Any, value: object) -> bool:
