@@ -17,6 +17,7 @@ from helpers import crafted_scenes as crafted
 from helpers import small_scenes as small
 from helpers.traces import check, traced
 
+torch.func.jacfwd(torch.sin)(torch.ones(1))  # imports for seconds when it is used first
 STEPS = LocalRule(kind="delta", batch_size=1, steps=2, lr=0.1)
 TWICE = LocalRule(kind="delta", batch_size=1, steps=2, lr=0.1, examples=1)
 EPOCHS = LocalRule(kind="delta", batch_size=1, steps=4, lr=0.1, examples=2)
@@ -142,6 +143,15 @@ def test_of_an_update_of_zeros_every_function_makes_what_it_made(name):
             adversary.build(text.replace(", public=True", ""))(nothing, task, 5)
 
     check(f"zeros-{name}", traced(work, *parts))
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_of_a_tiny_update_every_function_makes_what_it_made(name):
+    """Where guards against a division by zero must not show."""
+    text, parts, network, settings = CASES[name]
+    seen, task = small.scene(network, **settings)
+    tiny = [replace(one, update={key: 1e-5 * value for key, value in one.update.items()}) for one in seen]
+    check(f"tiny-{name}", traced(lambda: adversary.build(text.replace(", public=True", ""))(tiny, task, 5), *parts))
 
 
 @pytest.mark.parametrize("name", DOUBLE)
