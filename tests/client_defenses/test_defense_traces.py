@@ -74,8 +74,8 @@ def used(text):
         memory.next_round()
     if not beyond_messages(defense):
         message = odd_message()
-        for _ in range(2):
-            defense.transform(message, memory)
+        for factor in (1.0, 1.0, 1e-5, 0.0):
+            defense.transform({name: factor * value for name, value in message.items()}, memory)
         defense.expected(message)
     defense.noise_multiplier()
     if defense.noise_law() is not None:

@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from flwr.app import Array, Message
 
 from helpers.paths import ROOT
 
 FOLDER = ROOT / "tests" / "golden" / "traces"
+PACKAGES = ("adversary", "client_defenses", "fl_app", "strategies")
+LARGE = 2**32
+"""Keys from here on are places in memory."""
 CALLS = 12
 """Calls of a function that are looked at; the others are only counted."""
 SMALL = 1e-4
@@ -79,7 +83,7 @@ def traced(work: Callable[[], object], *parts: str, numbers: bool = True) -> dic
 
 def _forget() -> None:
     """Empty all caches of ours, so that it does not matter which test came before."""
-    ours = [module for name, module in list(sys.modules.items()) if name.startswith(("adversary", "client_defenses", "fl_app"))]
+    ours = [module for name, module in list(sys.modules.items()) if name.startswith(PACKAGES)]
     for clear in {id(one): getattr(one, "cache_clear", None) for module in ours for one in vars(module).values()}.values():
         if clear is not None:
             clear()
@@ -104,9 +108,15 @@ def _leaves(value: object, depth: int = 5) -> Iterator[tuple[str, list[float]]]:
             yield "number", [float(value) if math.isfinite(value) else 9.0]
         case str() | None:
             yield "a path" if "/" in str(value) else repr(value), []
+        case Message() if depth:
+            about, failed = value.metadata, value.has_error()
+            yield f"{about.message_type} {about.src_node_id} {about.dst_node_id} {value.error.reason if failed else ''}", []
+            yield from _leaves({} if failed else dict(value.content), depth - 1)
+        case Array():
+            yield from _leaves(torch.tensor(value.numpy()))
         case Mapping() if depth:
             for name, one in value.items():
-                yield f"{name}:", []
+                yield f"{name}:" if isinstance(name, str) or name < LARGE else "an id:", []
                 yield from _leaves(one, depth - 1)
         case list() | tuple() | set() if depth:
             yield f"{len(value)}", []
