@@ -94,6 +94,14 @@ def test_a_step_that_leads_nowhere_is_shortened_until_the_search_begins_anew():
     assert lengths[9] == pytest.approx(0.025)
 
 
+def test_a_slope_that_stays_the_same_has_no_curvature():
+    lbfgs, point, slope = BatchedLBFGS(), torch.zeros(1, 2), torch.tensor([[3.0, -1.0]])
+    for _ in range(4):
+        point = lbfgs.step(point, (point * slope).sum(1), slope)
+        assert all(value.isfinite().all() for value in lbfgs.state().values())
+    torch.testing.assert_close(point, -slope * 4 * 0.25)  # the same step each time
+
+
 def test_a_lower_loss_without_a_gradient_is_no_step():
     lbfgs, point, gradient = BatchedLBFGS(), torch.zeros(1, 2), torch.tensor([[3.0, -1.0]])
     way = lbfgs.step(point, torch.ones(1), gradient)
