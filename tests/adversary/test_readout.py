@@ -135,3 +135,9 @@ def test_a_batch_behind_sigmoids_is_unmixed_and_scaled():
     mean = x.mean(1, keepdim=True).expand_as(x)
     assert psnr(guess.x[:, order], x).mean() > psnr(mean, x).mean() + 2
     assert (guess.loss > 0).all()  # no proof
+
+
+def test_more_patches_than_dimensions_are_refused():
+    x, y = digits(1, 1)
+    with pytest.raises(AttackError, match="49 patches are more than the 16 dimensions of a token"):
+        attack("patches", *seen_of(x, y, model_text="vit(dim=16, depth=1, heads=2, patch=4)"))
