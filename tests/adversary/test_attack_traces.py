@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import adversary
+from adversary import contracts
 from fl_app.core.local import LocalRule
 from fl_app.core.observation import Knowledge
 from fl_app.models.statistics import batchnorm_statistics
@@ -233,3 +234,13 @@ CRAFTED = {
 def test_every_function_of_a_crafted_round_gives_what_it_gave(name):
     text, seen_by = CRAFTED[name]
     check(f"crafted-{name}", traced(lambda: adversary.build(text)(*seen_by(), 5), "adversary/exact/", "strategies/crafts/"))
+
+
+@pytest.mark.parametrize("text", ["readout", "idlg(iterations=2)", "imprint", "loki", "patches", "peeling(iterations=2)"])
+def test_every_function_of_the_contracts_gives_what_it_gave(text):
+    def work():
+        for name, contract in contracts.CONTRACTS.items():
+            if name != "beats_blind":
+                contract(adversary.build(text))
+
+    check(f"contracts-{text.partition('(')[0]}", traced(work, "adversary/contracts", "fl_app/core/contracts"))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import client_defenses
-from client_defenses import Memory
+from client_defenses import Memory, contracts
 from client_defenses.base import beyond_messages
 from client_defenses.contracts import odd_message
 from client_defenses.tools import evaluator, per_example
@@ -178,3 +178,11 @@ def test_every_function_of_an_evaluator_gives_what_it_gave():
         evaluator.train((255 * images).byte(), evaluator.EvaluatorTraining(width=2, steps=2, batch_size=5))
 
     check("evaluator", traced(work, "client_defenses/"))
+
+
+@pytest.mark.parametrize("text", ["none", "sign(memory=True)", "dp_gaussian", "fedem(steps=1)"])
+def test_every_function_of_the_contracts_gives_what_it_gave(text, monkeypatch):
+    monkeypatch.setattr(contracts, "HUGE", 1000)
+    work = [lambda contract=contract: contract(client_defenses.build(text)) for contract in contracts.CONTRACTS.values()]
+    parts = ("client_defenses/contracts", "client_defenses/base", "fl_app/core/contracts")
+    check(f"contracts-{text.partition('(')[0]}", traced(lambda: [one() for one in work], *parts))
