@@ -26,6 +26,7 @@ DECAYED = LocalRule(kind="delta", batch_size=1, steps=3, lr=0.2, examples=1, mom
 BY_ADAM = LocalRule(kind="delta", batch_size=1, steps=2, lr=0.01, optimizer="adam")
 SEARCH = ("adversary/search/", "adversary/spaces/", "adversary/objectives", "adversary/priors", "adversary/labels")
 EXACT = ("adversary/exact/", "adversary/labels")
+NETWORKS = ("_convolutional", "_linear", "_pooled", "_gated", "_transformer", "_imprinted", "_loki", "_fished")
 STAGES = 8
 """Iterations: more than an objective has stages."""
 PRIORS = "priors=[tv(0.1), norm(0.01), group(0.05), box(0.3)]"
@@ -236,11 +237,17 @@ def test_every_function_of_a_crafted_round_gives_what_it_gave(name):
     check(f"crafted-{name}", traced(lambda: adversary.build(text)(*seen_by(), 5), "adversary/exact/", "strategies/crafts/"))
 
 
-@pytest.mark.parametrize("text", ["readout", "idlg(iterations=2)", "imprint", "loki", "patches", "peeling(iterations=2)"])
+@pytest.mark.parametrize("text", ["readout", "imprint", "loki", "patches"])
 def test_every_function_of_the_contracts_gives_what_it_gave(text):
     def work():
         for name, contract in contracts.CONTRACTS.items():
             if name != "beats_blind":
                 contract(adversary.build(text))
 
-    check(f"contracts-{text.partition('(')[0]}", traced(work, "adversary/contracts", "fl_app/core/contracts"))
+    check(f"contracts-{text}", traced(work, "adversary/contracts", "fl_app/core/contracts"))
+
+
+def test_every_case_of_the_contracts_is_what_it_was():
+    networks = [value for name, value in vars(contracts).items() if name in NETWORKS]
+    assert len(networks) == len(NETWORKS)
+    check("contracts-cases", traced(lambda: [contracts._case(one) for one in networks], "adversary/contracts"))
