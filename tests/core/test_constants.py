@@ -40,7 +40,7 @@ def defined(thing, prefix):
         f"{prefix}{name} {found}" for name, hint in vars(thing).get("__annotations__", {}).items() if (found := bounds(hint))
     ]
     for name, value in vars(thing).items():
-        if name.startswith("__") and name.endswith("__"):
+        if name.startswith("__") and name.endswith("__") and not hasattr(value, "__code__"):
             continue
         found = value.__func__ if isinstance(value, classmethod | staticmethod | MethodType) else value
         if simple(value) and (name.isupper() or inspect.isclass(thing)):
@@ -49,7 +49,7 @@ def defined(thing, prefix):
             told.append(f"{prefix}{name} {bounds(value)}")
         elif getattr(found, "__module__", None) != getattr(thing, "__module__", thing.__name__):
             continue
-        elif isinstance(found, FunctionType):
+        elif isinstance(found, FunctionType) and found.__code__.co_filename.endswith(".py"):  # not what a dataclass writes
             given = {
                 key: one.default for key, one in inspect.signature(found).parameters.items() if one.default is not one.empty
             }
