@@ -14,6 +14,7 @@ from client_defenses import Memory, contracts
 from client_defenses.base import beyond_messages
 from client_defenses.contracts import odd_message
 from client_defenses.tools import evaluator, per_example
+from client_defenses.tools.decoder import Decoder
 from fl_app.core.local import Step
 from helpers import small_scenes as small
 from helpers.traces import check, traced
@@ -186,3 +187,17 @@ def test_every_function_of_the_contracts_gives_what_it_gave(text, monkeypatch):
     work = [lambda contract=contract: contract(client_defenses.build(text)) for contract in contracts.CONTRACTS.values()]
     parts = ("client_defenses/contracts", "client_defenses/base", "fl_app/core/contracts")
     check(f"contracts-{text.partition('(')[0]}", traced(lambda: [one() for one in work], *parts))
+
+
+@pytest.mark.parametrize(
+    ("latent", "image", "kernel", "stride"),
+    [
+        ((4, 3, 5), (1, 19, 24), (5, 6), (2, 2)),
+        ((4, 6, 4), (3, 7, 9), (2, 6), (1, 1)),
+        ((2, 2, 9), (1, 21, 14), (3, 1), (3, 1)),
+    ],
+)
+def test_the_last_layer_of_a_decoder_makes_the_size_right_along_each_side(latent, image, kernel, stride):
+    decoder = Decoder(latent, image)
+    assert (decoder.net[-1].kernel_size, decoder.net[-1].stride) == (kernel, stride)
+    assert decoder(torch.zeros(2, *latent)).shape == (2, *image)

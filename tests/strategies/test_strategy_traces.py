@@ -6,6 +6,7 @@ After a change that is meant: KEEP_GOLDEN=1 pytest THIS_FILE, and the difference
 import pytest
 import torch
 from flwr.app import ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import FedAvg
 
 from fl_app.core.local import LocalRule
 from fl_app.core.wire import to_record
@@ -71,3 +72,11 @@ def test_every_function_of_a_strategy_gives_what_it_gave(name, watched):
         _ = again.optimizer_state(), plain.finite()
 
     check(f"strategy-{name}{watched and '-'}{watched}", traced(work, "strategies/"))
+
+
+def test_a_client_with_another_number_of_examples_takes_as_many_epochs():
+    watching = Curious(FedAvg(), Kept(), DELTA)
+    assert [watching._rule(number).steps for number in (1, 4, 8, 12)] == [1, 1, 2, 3]
+    assert watching._rule(1).batch_size == 1
+    odd = LocalRule(kind="delta", batch_size=4, steps=3, lr=0.1, examples=8)
+    assert Curious(FedAvg(), Kept(), odd)._rule(4) == odd  # of one epoch and a half nobody can tell
