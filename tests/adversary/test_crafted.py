@@ -48,6 +48,20 @@ def test_traps_read_images_through_a_normalisation():
     assert guess.loss.item() == 0
 
 
+def test_traps_in_double_precision():
+    x = images(LEVELS[:1]).double()
+    model = models.build("mlp(hidden=[50])", SHAPE, CLASSES, seed=1).double()
+    honest, rule = models.parameters_of(model), LocalRule(batch_size=1)
+    made = CRAFTS["traps"](rate=0.5).weights(honest, 1, Scene(model, public(), rule, 0))
+    assert all(value.dtype == torch.float64 for value in made.values())
+    params = {**honest, **made}
+    update = local_update(model, params, x, torch.tensor([2]), rule)
+    seen = Observation(params=params, update=update, rule=rule, num_examples=1, server_round=1)
+    guess = adversary.build("traps")([seen], Task(model, Images(SHAPE), CLASSES), 0)
+    assert guess.x.dtype == torch.float64
+    assert farthest(guess, x) < 1e-9
+
+
 @pytest.mark.parametrize("settings", [{}, {"sparse": True}, {"views": 1}, {"views": 1, "sparse": True}])
 def test_imprint_finds_each_image_that_is_alone_in_its_bin(settings):
     seen, task = seen_by("imprint", [images()], bins=40, **settings)

@@ -51,8 +51,9 @@ def test_outputs_and_patches_are_those_of_the_convolution(padding, stride, size)
     torch.testing.assert_close(block.pooled(x.view(1, *SHAPE)).flatten(), seen.pooled[0])
 
 
-def test_padding_by_name_keeps_the_size():
-    conv = nn.Conv2d(2, 3, 3, padding="same")
+@pytest.mark.parametrize("kernel", [3, 5, (5, 3), (3, 5)])
+def test_padding_by_name_keeps_the_size(kernel):
+    conv = nn.Conv2d(2, 3, kernel, padding="same")
     block = PooledConvolution(conv, conv.weight.detach(), conv.bias.detach(), SHAPE, 2)
     x = torch.rand(1, *SHAPE)
     with torch.no_grad():

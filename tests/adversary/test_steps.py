@@ -94,6 +94,14 @@ def test_a_step_that_leads_nowhere_is_shortened_until_the_search_begins_anew():
     assert lengths[9] == pytest.approx(0.025)
 
 
+def test_a_direction_that_leads_uphill_gives_way_to_steepest_descent(monkeypatch):
+    lbfgs, slope = BatchedLBFGS(), torch.tensor([[3.0, -1.0], [0.5, 0.25]])
+    monkeypatch.setattr(lbfgs, "_two_loops", lambda: slope.clone())
+    way = lbfgs.step(torch.zeros(2, 2), torch.ones(2), slope)
+    torch.testing.assert_close(lbfgs._derivative, -slope.square().sum(1))
+    torch.testing.assert_close(way, -slope / slope.abs().sum(1, keepdim=True).clamp_min(1))
+
+
 def test_a_slope_that_stays_the_same_has_no_curvature():
     lbfgs, point, slope = BatchedLBFGS(), torch.zeros(1, 2), torch.tensor([[3.0, -1.0]])
     for _ in range(4):

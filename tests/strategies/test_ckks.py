@@ -123,6 +123,12 @@ def test_damage_that_still_parses_is_noticed_when_the_sum_is_opened(key, sealed)
         key.open(summed([sealed[0], [flipped(sealed[1][0], 100_000), sealed[1][1]]]), ENTRIES)
 
 
+def test_ciphertexts_up_to_their_size_are_read(key):
+    for size, why in ((MOST_BYTES, "not a ciphertext of these parameters"), (MOST_BYTES + 1, "bytes, .* at most")):
+        with pytest.raises(CipherError, match=why):
+            key.open([bytes(size)], 1)
+
+
 def test_entries_up_to_the_limit_are_sealed(key):
     values = torch.tensor([LIMIT, -LIMIT], dtype=torch.float64)
     assert len(key.seal(values)) == 1
