@@ -14,7 +14,6 @@ from adversary import contracts
 from fl_app.core.local import LocalRule
 from fl_app.core.observation import Knowledge
 from fl_app.models.statistics import batchnorm_statistics
-from helpers import crafted_scenes as crafted
 from helpers import small_scenes as small
 from helpers.traces import check, traced
 
@@ -213,28 +212,6 @@ def test_every_function_of_those_who_know_the_defense_gives_what_it_gave(name):
                 ready(seen, task, 5)
 
     check(f"informed-{name}", traced(work, *KNOWING))
-
-
-DELTA = LocalRule(kind="delta", batch_size=2, steps=2, lr=0.01)
-CRAFTED = {
-    "imprint": ("imprint", lambda: crafted.seen_by("imprint", [crafted.images()], bins=12)),
-    "imprint-sparse": ("imprint", lambda: crafted.seen_by("imprint", [crafted.images()], bins=12, sparse=True, views=1)),
-    "imprint-steps": ("imprint", lambda: crafted.seen_by("imprint", [crafted.images()], DELTA, bins=12, sparse=True)),
-    "loki": ("loki", lambda: crafted.seen_by("loki", [crafted.images(), crafted.images(seed=7)], bins=12)),
-    "loki-steps": ("loki", lambda: crafted.seen_by("loki", [crafted.images(), crafted.images(seed=7)], DELTA, bins=12)),
-    "traps": ("traps", lambda: crafted.seen_by("traps", [crafted.images()], text="mlp(hidden=[60])", rate=0.3)),
-    "fishing": ("fishing(attack=readout(labels=given))", lambda: crafted.by_feature(crafted.images())),
-    "fishing-class": (
-        "fishing(attack=idlg(iterations=2, labels=given))",
-        lambda: crafted.seen_by("fishing", [crafted.images()] * 2, kind="class", label=1),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", CRAFTED)
-def test_every_function_of_a_crafted_round_gives_what_it_gave(name):
-    text, seen_by = CRAFTED[name]
-    check(f"crafted-{name}", traced(lambda: adversary.build(text)(*seen_by(), 5), "adversary/exact/", "strategies/crafts/"))
 
 
 @pytest.mark.parametrize("text", ["readout", "imprint", "loki", "patches"])
