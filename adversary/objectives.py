@@ -261,7 +261,7 @@ def robust(dummy: Tensors, seen: Tensors, width: float = 1.0) -> Tensor:
     """1 - cosine with Cauchy weights of some width; an infinite width is the plain cosine."""
     inner = torch.stack([(dummy[name] * seen[name]).sum() for name in seen]).sum()
     ours = torch.stack([dummy[name].square().sum() for name in seen]).sum()
-    scale = (inner / (ours + TINY)).detach()
+    scale = inner / (ours + TINY)
     weighted: tuple[Tensors, Tensors] = {}, {}
     for name, value in seen.items():
         residual = (value - scale * dummy[name]).detach()

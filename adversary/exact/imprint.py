@@ -56,7 +56,7 @@ class ImprintReadout(Attack):
         cuts = (-bias / slope)[order]
         # Every row learns from an image what its way out says; divided by that, neighbours learn the same.
         scale = 1 / out[0, order]
-        weight, moved = seen.update[WEIGHT][order].double() * scale[:, None], seen.update[BIAS][order].double() * scale
+        weight, moved = seen.update[WEIGHT][order] * scale[:, None], seen.update[BIAS][order] * scale  # in float64
         if not sparse:
             weight, moved = _differences(weight), _differences(moved)
         look, ends = rows[order[0]] / rows[order[0]].sum(), torch.cat([cuts, 2 * cuts[-1:] - cuts[-2:-1]])

@@ -125,5 +125,4 @@ def classes_of(task: Task, params: Tensors, layer: str, inputs: Tensor, slopes: 
     blank = torch.zeros((1, *task.space.shape)).to(like).expand(examples * classes, *task.space.shape)
     y = torch.arange(classes, device=like.device).repeat(examples)
     tried = flow(task.model, params, layer, blank, y, inputs.to(like).repeat_interleave(classes, 0))
-    tried_slopes = tried.slopes.view(examples, classes, -1).to(slopes)
-    return nn.functional.cosine_similarity(tried_slopes, slopes[:, None], dim=-1).argmax(1)
+    return nn.functional.cosine_similarity(tried.slopes.view(examples, classes, -1), slopes[:, None], dim=-1).argmax(1)

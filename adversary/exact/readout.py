@@ -93,7 +93,7 @@ def softmax_inputs(weight: Tensor, bias: Tensor, weights: Tensor, biases: Tensor
     if that settles on inputs with the observed gradient, and if there are more equations than unknowns.
     """
     residual = RESIDUAL.get(weight.dtype, 1e-2)
-    wanted, weights, biases = torch.cat([weight, bias[:, None]], 1).double(), weights.double(), biases.double()
+    wanted, weights = torch.cat([weight, bias[:, None]], 1).double(), weights.double()
     classes, examples = len(weight), len(y)
     truth = F.one_hot(y, classes).double()
     p = torch.full_like(truth, 1 / classes)

@@ -92,7 +92,7 @@ class Checkpoint:
 
     def at(self, attempt: Attempt) -> None:
         """Keep an attempt between two iterations, if it is time to."""
-        if self._path is not None and time.monotonic() >= self._next:
+        if time.monotonic() >= self._next:
             self.keep(attempt)
 
     def keep(self, attempt: Attempt) -> None:

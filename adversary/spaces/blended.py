@@ -43,7 +43,7 @@ class _Blended:
         return (1 - self.alpha) * self.images.inputs(z) + self.alpha * (0.5 + SPREAD * z["noise"])
 
     def project(self, z: Tensors) -> Tensors:
-        return dict(z)
+        return z
 
     def answer(self, z: Tensors) -> Tensor:
         return self.images.answer(z)

@@ -73,7 +73,7 @@ class _Gaussian:
         return x.reshape(*x.shape[:3], *self.space.shape)
 
     def project(self, z: Tensors) -> Tensors:
-        return dict(z)
+        return z
 
     def answer(self, z: Tensors) -> Tensor:
         return self.inputs(z)

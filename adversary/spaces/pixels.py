@@ -48,7 +48,7 @@ class _Pixels(Free):
         return self.mean + self.std * z["x"]
 
     def project(self, z: Tensors) -> Tensors:
-        return {"x": (self.space.hull(self.inputs(z)) - self.mean) / self.std} if self.settings.boxed else dict(z)
+        return {"x": (self.space.hull(self.inputs(z)) - self.mean) / self.std} if self.settings.boxed else z
 
 
 def _cpu(value: Tensor | float) -> Tensor | float:

@@ -41,7 +41,7 @@ DROPPED = (ast.AugAssign, ast.Delete, ast.Raise)
 UNTOUCHED = {"annotation", "returns", "decorator_list", "exc", "cause", "msg"}
 SEEDED = ("torch.Generator().manual_seed(", "Memory.fresh(")
 # The order of what these are given does not matter, or mypy knows it.
-UNORDERED = ("isinstance", "issubclass", "getattr", "max", "min")
+UNORDERED = ("isinstance", "issubclass", "getattr", "max", "min", "same")
 UNORDERED += ("torch.equal", "torch.logaddexp", "torch.allclose", "torch.maximum", "torch.minimum", "torch.promote_types")
 
 

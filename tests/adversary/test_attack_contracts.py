@@ -131,6 +131,23 @@ class Mean(Broken):
         return self.learned["mean"]
 
 
+@FROZEN
+class KnowsTheMemory(Broken):
+    """Draws by where the weights lie."""
+
+    def one(self, seen, task, stream):
+        place = next(iter(seen.params.values())).data_ptr()
+        return task.space.noise(1, torch.Generator().manual_seed(place))
+
+
+@FROZEN
+class KnowsTheUpdates(Broken):
+    """Draws by where the update lies."""
+
+    def one(self, seen, task, stream):
+        return task.space.noise(1, torch.Generator().manual_seed(next(iter(seen.update.values())).data_ptr()))
+
+
 TRUTH: list[Tensor] = []
 
 
@@ -151,6 +168,8 @@ class Peeks(Broken):
         (FloatLabels, "answers", "the labels have the type torch.float32"),
         (Divides, "nothing_sent", "of an update of zeros, x holds values that are not finite"),
         (SharedStream, "alone", "draw from its own stream alone"),
+        (KnowsTheMemory, "only_what_is_seen", "the same observation gives another answer"),
+        (KnowsTheUpdates, "only_what_is_seen", "the same observation gives another answer"),
         (EatsTheUpdate, "inputs_stay", "changes the update in place"),
         (TrainsTheModel, "inputs_stay", "changes the model in place"),
         (EatsTheWeights, "inputs_stay", "changes the weights in place"),

@@ -48,6 +48,13 @@ def test_an_answer_lies_in_the_space_and_depends_on_seed_round_and_client():
         assert not torch.equal(Answering()([dataclasses.replace(FIRST, **other)], TASK, 7).x, answer.x)
 
 
+def test_an_aggregate_over_different_weights_is_refused_unless_the_attack_takes_it():
+    mixed = dataclasses.replace(FIRST, sent={1: {"w": torch.ones(2)}})
+    with pytest.raises(AttackError, match="clients were sent different weights"):
+        Answering()([mixed], TASK, 7)
+    assert type("Takes", (Answering,), {"different_weights": True})()([mixed], TASK, 7).x.shape == (1, 4, 2)
+
+
 @pytest.mark.parametrize(
     "wrong", [{"x": (1, 3, 2)}, {"x": (2, 4, 2)}, {"y": (1, 3)}, {"y": (4,)}, {"loss": (2,)}, {"loss": ()}]
 )

@@ -21,9 +21,8 @@ SEARCHES = [
 def kept(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "SLOWEST", 0)
-    monkeypatch.setattr(checkpoint, "SLOWEST", 0)
-    with checkpoint.kept_in(tmp_path / "searches"):
-        yield tmp_path / "searches"
+    with checkpoint.kept_in(tmp_path / "of" / "searches"):  # neither folder is there yet
+        yield tmp_path / "of" / "searches"
 
 
 @pytest.fixture
@@ -90,6 +89,7 @@ def test_a_damaged_file_is_named_and_the_search_starts_anew(damage, target, kept
 
 
 def test_a_folder_that_cannot_be_written_costs_the_checkpoint_alone(target, kept, caplog):
+    kept.parent.mkdir()
     kept.write_text("in the way")
     assert attack("idlg(iterations=1, restarts=1)", *target).loss.isfinite().all()
     assert str(kept) in caplog.text
@@ -97,11 +97,11 @@ def test_a_folder_that_cannot_be_written_costs_the_checkpoint_alone(target, kept
 
 def test_it_is_written_once_a_minute_and_at_the_end(target, kept, calls, monkeypatch):
     monkeypatch.setattr(checkpoint, "SECONDS", 60.0)
-    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: 25.0 * calls["made"])
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: 30.0 * calls["made"])
     written = []
     monkeypatch.setattr(checkpoint, "save_tensors", lambda path, state, notes: written.append(int(state["where"][0])))
     attack("matching(optimizer=adam(iterations=10))", *target)
-    assert written == [3, 6, 9, 10]
+    assert written == [2, 4, 6, 8, 10]
 
 
 def test_nothing_is_written_unless_a_folder_is_named(target, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from adversary.informed.fedem import common_part, remove_common
-from adversary.informed.refiner import unblend
+from adversary.informed.refiner import cleaned, unblend
 
 SHAPE = (1, 12, 12)
 
@@ -27,3 +27,8 @@ def test_who_knows_the_blend_factor_takes_the_noise_out(rng):
     torch.testing.assert_close(unblend(0.5 * image + 0.25, 0.5), image)
     with pytest.raises(ValueError, match="holds nothing"):
         unblend(image, 1.0)
+
+
+def test_cleaned_images_keep_their_type(rng):
+    for kind in (torch.float16, torch.float32, torch.float64):
+        assert cleaned(torch.rand(2, 3, *SHAPE, generator=rng).to(kind), 0.5).dtype == kind

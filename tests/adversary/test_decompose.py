@@ -29,6 +29,14 @@ def test_inputs_and_slopes_follow_from_the_gradient_of_a_layer(examples, dtype, 
     assert ((found.slopes[order].T == 0) == (slopes == 0)).all()
 
 
+def test_slopes_may_all_have_one_sign():
+    layer, inputs, slopes = planted(2)
+    for sign in (1, -1):
+        own = sign * slopes.abs()
+        told = layer._replace(weight_gradient=own @ inputs, bias_gradient=own.sum(1))
+        assert decompose(told, 2, torch.Generator().manual_seed(0), draws=2000).gamma == 1
+
+
 def test_no_more_examples_are_found_than_the_rank_or_than_were_asked_for():
     layer, _, _ = planted(3)
     for asked, found in ((5, 3), (3, 3)):

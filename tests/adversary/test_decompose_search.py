@@ -197,7 +197,7 @@ def test_the_share_that_is_taken_off_is_the_one_that_most_rows_agree_on():
     """Of each known direction the eight shares that are nearest to each other, relative to their size; the best of all."""
     rng = torch.Generator().manual_seed(6)
     rows, mixed, known = (torch.randn(number, 4, generator=rng, dtype=torch.float64) for number in (25, 5, 3))
-    known[2] = 2 * mixed[1]  # which is no mixture of itself
+    known[2] = -2 * mixed[1]  # which is no mixture of itself
     for one, found in zip(mixed, _untangled(rows, mixed, known), strict=True):
         best = (float("inf"), one)
         for other in known:

@@ -67,12 +67,20 @@ def test_kept_or_dropped_is_a_mixture_with_a_mask(stage):
     return torch.testing.assert_close(found, total / 3)
 
 
+def test_noise_in_units_of_nothing_is_not_infinite():
+    nothing = {"a": torch.zeros(3)}
+    assert NoiseLaw(relative=0.1)(nothing, nothing, 0.0) == 0
+    assert NoiseLaw(scale=1.0, clip=1.0)(nothing, nothing, 0.0) == 0
+
+
 def test_masks_start_at_their_prior_and_where_a_layer_of_rank_one_gives_them_away():
     weight = torch.outer(torch.tensor([1.0, -2.0, 0.5]), torch.tensor([1.0, 3.0, -1.0, 2.0, 4.0]))
     weight[1, 2], weight[0, 4] = 7.0, -7.0
     wrong = torch.zeros(3, 5, dtype=torch.bool)
     wrong[1, 2] = wrong[0, 4] = True
     assert torch.equal(off_rank_one(weight), wrong)
+    small = torch.cat([weight, torch.tensor([[1e-7], [2e-7], [-1e-7]])], 1)  # rounding, beside the size of the others
+    assert torch.equal(off_rank_one(small), torch.nn.functional.pad(wrong, (0, 1)))
     seen = Observation(
         params={}, update={"conv": torch.ones(2), "fc.weight": weight}, rule=LocalRule(), num_examples=1, server_round=1
     )

@@ -24,6 +24,7 @@ def test_distances_are_those_of_the_updates_as_one_vector():
     assert Cosine()(DUMMY, SEEN, 0.5) == cosine(DUMMY, SEEN)
     assert Shell(eps=2.0)(DUMMY, SEEN, 0.5).item() == pytest.approx((math.sqrt(21) - 2) ** 2)
     assert cosine({"a": torch.zeros(2)}, {"a": torch.zeros(2)}).item() == 1  # not NaN
+    assert Shell(eps=2.0)(SEEN, SEEN, 0.5).item() == 4
 
 
 @pytest.mark.parametrize(("progress", "width"), [(0.0, math.inf), (0.25, 4.0), (0.5, 2.0), (0.75, 1.0), (0.99, 1.0)])
@@ -90,3 +91,5 @@ def test_the_batchnorm_prior_is_the_distance_of_the_statistics(rng):
             rounds.append(sum((ours[name] - told[target][name]).norm().item() for name in ours))
         assert (rounds[0] < 1e-3) == ((target, seed) == (0, 1))
         assert found[target, seed].item() == pytest.approx(0.5 * sum(rounds) / 2, rel=1e-3)
+    alone, leaf = Scene([targets[0][:1]], task), x[0][None, None].clone().requires_grad_()
+    assert torch.autograd.grad(BatchNorm(weight=1.0).bind(alone)(leaf).sum(), leaf)[0].isfinite().all()  # at no distance

@@ -51,8 +51,9 @@ def test_outputs_and_patches_are_those_of_the_convolution(padding, stride, size)
     torch.testing.assert_close(block.pooled(x.view(1, *SHAPE)).flatten(), seen.pooled[0])
 
 
-def test_padding_by_name_keeps_the_size():
-    conv = nn.Conv2d(2, 3, 3, padding="same")
+@pytest.mark.parametrize("kernel", [3, 5, (5, 3), (3, 5)])
+def test_padding_by_name_keeps_the_size(kernel):
+    conv = nn.Conv2d(2, 3, kernel, padding="same")
     block = PooledConvolution(conv, conv.weight.detach(), conv.bias.detach(), SHAPE, 2)
     x = torch.rand(1, *SHAPE)
     with torch.no_grad():
@@ -76,6 +77,15 @@ def test_what_is_known_at_first_of_several_steps():
         for other in range(3):
             expected = (at.active[one] & at.active[other]).double() * (one != other)
             torch.testing.assert_close(at.alike[one, other].double(), expected)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_windows_far_below_the_largest_are_not_active_on_any_scale(scale):
+    block, _, seen, law = scene()
+    pooled = scale * torch.linspace(0, 2, seen.pooled.numel()).double().view_as(seen.pooled)
+    pooled[0, 1:3] = scale * torch.tensor([1.9e-5, 2.1e-5]).double()
+    active = _Inference(block, seen._replace(pooled=pooled), law).active.flatten()
+    assert active[:4].tolist() == [False, False, True, True]
 
 
 def test_doubts_are_the_variances_of_outputs_and_inputs():

@@ -41,6 +41,15 @@ def test_a_neuron_that_one_example_switches_on_shows_it():
     assert read.certified.tolist() == [True, False, False]  # two neurons agree on the first alone
 
 
+def test_a_black_example_is_one_too():
+    rng = torch.Generator().manual_seed(0)
+    inputs = torch.stack([torch.zeros(20), torch.rand(20, generator=rng)])
+    slopes = torch.tensor([[0.5, 0.0], [0.3, 0.0], [0.0, 0.6], [0.0, 0.2], [0.0, -0.2]])
+    read = read_out(slopes @ inputs, slopes.sum(1), 2)
+    assert read.certified.all()
+    torch.testing.assert_close(read.inputs.float(), inputs.flip(0))  # three neurons before two
+
+
 def test_a_neuron_that_learned_nearly_nothing_is_not_read():
     inputs = torch.rand(2, 20, generator=torch.Generator().manual_seed(0))
     slopes = torch.tensor([[0.5, 0.0], [0.0, 0.3], [0.0, 0.6], [0.2, 0.0], [1e-6, 0.0], [1e-6, 0.0], [1e-6, 0.0]])
@@ -126,3 +135,9 @@ def test_a_batch_behind_sigmoids_is_unmixed_and_scaled():
     mean = x.mean(1, keepdim=True).expand_as(x)
     assert psnr(guess.x[:, order], x).mean() > psnr(mean, x).mean() + 2
     assert (guess.loss > 0).all()  # no proof
+
+
+def test_more_patches_than_dimensions_are_refused():
+    x, y = digits(1, 1)
+    with pytest.raises(AttackError, match="49 patches are more than the 16 dimensions of a token"):
+        attack("patches", *seen_of(x, y, model_text="vit(dim=16, depth=1, heads=2, patch=4)"))

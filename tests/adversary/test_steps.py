@@ -94,6 +94,32 @@ def test_a_step_that_leads_nowhere_is_shortened_until_the_search_begins_anew():
     assert lengths[9] == pytest.approx(0.025)
 
 
+def test_a_direction_that_leads_uphill_gives_way_to_steepest_descent(monkeypatch):
+    lbfgs, slope = BatchedLBFGS(), torch.tensor([[3.0, -1.0], [0.5, 0.25]])
+    monkeypatch.setattr(lbfgs, "_two_loops", lambda: slope.clone())
+    way = lbfgs.step(torch.zeros(2, 2), torch.ones(2), slope)
+    torch.testing.assert_close(lbfgs._derivative, -slope.square().sum(1))
+    torch.testing.assert_close(way, -slope / slope.abs().sum(1, keepdim=True).clamp_min(1))
+
+
+def test_a_slope_that_stays_the_same_has_no_curvature():
+    lbfgs, point, slope = BatchedLBFGS(), torch.zeros(1, 2), torch.tensor([[3.0, -1.0]])
+    for _ in range(4):
+        point = lbfgs.step(point, (point * slope).sum(1), slope)
+        assert all(value.isfinite().all() for value in lbfgs.state().values())
+    torch.testing.assert_close(point, -slope * 4 * 0.25)  # the same step each time
+
+
+def test_a_lower_loss_without_a_gradient_is_no_step():
+    lbfgs, point, gradient = BatchedLBFGS(), torch.zeros(1, 2), torch.tensor([[3.0, -1.0]])
+    way = lbfgs.step(point, torch.ones(1), gradient)
+    for number in (math.nan, math.inf):
+        lower = 1 - 0.9 * 0.25 * 10  # the parabola through it would lead five times as far
+        again = BatchedLBFGS()
+        assert torch.equal(again.step(point, torch.ones(1), gradient), way)
+        torch.testing.assert_close(again.step(way, torch.full((1,), lower), torch.full((1, 2), number)), way / 2)
+
+
 def test_a_problem_that_is_started_anew_forgets_and_takes_whatever_comes():
     quadratic = torch.tensor([1.0, 10.0], dtype=torch.float64)
     lbfgs, point = BatchedLBFGS(), torch.tensor([[3.0, 1.0], [3.0, 1.0]], dtype=torch.float64)

@@ -24,6 +24,16 @@ class Half(Defense):
         return {name: self.factor * value for name, value in grads.items()}
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Unequal(Defense):
+    """Is equal to nothing, itself included."""
+
+    def __eq__(self, other):
+        return False
+
+    __hash__ = Defense.__hash__
+
+
 class Bare(Defense):
     factor: float = 0.5
 
@@ -220,6 +230,7 @@ def test_a_defense_that_does_little_keeps_them_all():
     ("broken", "contract", "said"),
     [
         (Bare, "settings", "Bare is no dataclass: use @dataclass"),
+        (Unequal, "settings", "two with the same settings are not equal"),
         (Unseeded, "seeded", "take every draw from memory.rng"),
         (GlobalSeed, "seeded", "torch's global generator"),
         (Borrowed, "seeded", "the same seed gives another update"),

@@ -15,6 +15,7 @@ import client_defenses
 from client_defenses import Defense, Memory, build, defense_mod
 from client_defenses.mods import MEMORY, ModError, check_payload
 from fl_app.core import plugins
+from fl_app.core.seeds import derive
 
 OLD = {"w": torch.linspace(-1, 1, 60).view(6, 10), "b": torch.full((6,), 0.5), "count": torch.tensor(7)}
 STEP = {name: torch.linspace(0.01, 0.3, value.numel()).view_as(value) for name, value in OLD.items() if name != "count"}
@@ -114,6 +115,20 @@ def test_types_stay_and_float16_is_subtracted_in_float32():
     # Flower's FedAvg turns counters into floats: the app's next reply has integers again.
     floated = {**OLD, "count": torch.tensor(7.5, dtype=torch.float64)}
     assert sent(defense_mod(), {"defense": "sign"}, old=floated)["count"] == 8
+
+
+def test_updates_keep_their_types():
+    given = {"w": STEP["w"].half(), "b": STEP["b"].double()}
+    got = sent(defense_mod("gradient"), {"defense": "sign(scale='none')"}, given)
+    assert {name: value.dtype for name, value in got.items()} == {"w": torch.float16, "b": torch.float64}
+
+
+def test_calls_with_a_fixed_seed_are_counted_one_by_one():
+    ctx = context({"defense": "dp_gaussian(scale=0.1)", "defense-seed": 3}, client=5)
+    for calls in (1, 2):
+        got = sent(defense_mod("gradient"), {}, {"w": STEP["w"]}, ctx)
+        wanted = build("dp_gaussian(scale=0.1)").transform({"w": STEP["w"]}, Memory.fresh(derive(3, "defense mod", "5", calls)))
+        assert torch.equal(got["w"], wanted["w"])
 
 
 def test_the_defense_is_read_when_a_message_comes():
@@ -264,3 +279,23 @@ def test_a_defense_from_outside_needs_the_clients_permission(outside):
     plugins.allow([name])  # as an app's own client_app.py would
     got = sent(defense_mod("gradient"), {"defense": name}, STEP)
     assert same(got, {key: 0.5 * value for key, value in STEP.items()})
+
+
+@pytest.mark.parametrize(
+    ("payload", "new", "refused"),
+    [
+        ("delta", [2.0, 0.0], False),  # as far from the old weights as half of its own length
+        ("delta", [1.9, 0.0], True),
+        ("weights", [-2.0, 0.0], True),  # twice as long, and turned over
+        ("weights", [-2.1, 0.0], False),
+        ("weights", [0.25, 0.5], False),  # a quarter along the old weights
+        ("weights", [0.24, 0.5], True),
+    ],
+)
+def test_where_a_payload_begins_to_look_like_another(payload, new, refused):
+    old, given = {"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor(new)}
+    if refused:
+        with pytest.raises(ModError, match=f"payload='{payload}' was declared"):
+            check_payload(payload, given, old)
+    else:
+        check_payload(payload, given, old)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -75,3 +76,14 @@ def test_mutants_that_no_test_notices_are_named_until_one_does(mutants):
     survived = [line.split(" s  ")[1] for line in told.splitlines() if " planted/part.py:" in line]
     assert survived == ["planted/part.py:4 least: a < b -> a <= b [1 tests passed]"]  # of equal numbers any is the least
     assert code == 1  # one of so few is more than 5 %
+
+
+def test_what_is_listed_as_equivalent_is_still_a_mutant():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        from mutation.operators import mutants_of
+    finally:
+        sys.path.pop(0)
+    listed = tomllib.loads((ROOT / "scripts" / "mutation" / "equivalent.toml").read_text())
+    stale = {path: listed[path].keys() - {mutant.name for mutant in mutants_of(ROOT, path)} for path in listed}
+    assert not {path: names for path, names in stale.items() if names}

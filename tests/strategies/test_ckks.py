@@ -123,7 +123,18 @@ def test_damage_that_still_parses_is_noticed_when_the_sum_is_opened(key, sealed)
         key.open(summed([sealed[0], [flipped(sealed[1][0], 100_000), sealed[1][1]]]), ENTRIES)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2 * LIMIT])
+def test_ciphertexts_up_to_their_size_are_read(key):
+    for size, why in ((MOST_BYTES, "not a ciphertext of these parameters"), (MOST_BYTES + 1, "bytes, .* at most")):
+        with pytest.raises(CipherError, match=why):
+            key.open([bytes(size)], 1)
+
+
+def test_entries_up_to_the_limit_are_sealed(key):
+    values = torch.tensor([LIMIT, -LIMIT], dtype=torch.float64)
+    assert len(key.seal(values)) == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), LIMIT + 1e-9, -2 * LIMIT])
 def test_what_would_run_over_is_not_sealed(key, value):
     with pytest.raises(CipherError, match="not finite, or larger than 64"):
         key.seal(torch.tensor([0.0, value], dtype=torch.float64))
