@@ -1,6 +1,6 @@
 """Every function of an attack gives what it gave: small targets, few iterations, all return values looked at.
 
-After a change that is meant: KEEP_GOLDEN=1 pytest THIS_FILE, and the difference of tests/golden/traces says what changed.
+After a change that is meant: scripts/keep_traces.py, and the difference of tests/golden/traces says what changed.
 """
 
 from contextlib import suppress

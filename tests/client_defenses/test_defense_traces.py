@@ -1,6 +1,6 @@
 """Every function of a defense gives what it gave, with each setting changed: two rounds on a small network.
 
-After a change that is meant: KEEP_GOLDEN=1 pytest THIS_FILE, and the difference of tests/golden/traces says what changed.
+After a change that is meant: scripts/keep_traces.py, and the difference of tests/golden/traces says what changed.
 """
 
 from copy import deepcopy

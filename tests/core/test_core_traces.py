@@ -1,6 +1,6 @@
 """Every function of the core gives what it gave: local steps by each rule, specs there and back, tensors on their way.
 
-After a change that is meant: KEEP_GOLDEN=1 pytest THIS_FILE, and the difference of tests/golden/traces says what changed.
+After a change that is meant: scripts/keep_traces.py, and the difference of tests/golden/traces says what changed.
 """
 
 from contextlib import suppress

@@ -31,24 +31,31 @@ NEAR = 2e-3
 """How far a number may move: rounding differs between machines."""
 INNER = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 """Functions in some versions of Python only."""
+OPEN = "-"
+"""Stands for what is not compared."""
 CLOCKED = ("Checkpoint.", "Pace.")
 """Whose objects hold the time."""
 
 
 class Trace(NamedTuple):
-    """Of one function: how often it was called, a checksum of what kinds of values it gave, their sizes and directions."""
+    """Of one function: how often it was called, a checksum of what kinds of values it gave, their sizes and directions.
 
-    calls: int
-    kinds: str
-    size: float
-    direction: float
+    What differs between machines, or with what ran before, is None and not compared.
+    """
+
+    calls: int | None
+    kinds: str | None
+    size: float | None
+    direction: float | None
 
     def __str__(self) -> str:
-        return f"{self.calls} {self.kinds} {self.size:.4f} {self.direction:.4f}"
+        numbers = [OPEN if value is None else f"{value:.4f}" for value in self[2:]]
+        return " ".join([*(OPEN if value is None else str(value) for value in self[:2]), *numbers])
 
     @classmethod
     def read(cls, words: Sequence[str]) -> "Trace":
-        return cls(int(words[0]), words[1], float(words[2]), float(words[3]))
+        kinds = (int, str, float, float)
+        return cls(*(None if word == OPEN else kind(word) for kind, word in zip(kinds, words, strict=True)))  # type: ignore[arg-type]
 
 
 def traced(work: Callable[[], object], *parts: str, numbers: bool = True) -> dict[str, Trace]:
@@ -145,19 +152,52 @@ def _summed(calls: int, leaves: Sequence[tuple[str, list[float]]]) -> Trace:
 
 
 def check(case: str, found: Mapping[str, Trace]) -> None:
-    """Compare with what is kept, or keep it if KEEP_GOLDEN is set; says which functions give something else."""
-    path = FOLDER / f"{case}.txt"
-    if os.environ.get("KEEP_GOLDEN"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{name} {one}\n" for name, one in sorted(found.items())))
-    kept = {line.split()[0]: Trace.read(line.split()[1:]) for line in path.read_text().splitlines()}
+    """Compare with what is kept, or keep it in the folder KEEP_TRACES; says which functions give something else."""
+    if folder := os.environ.get("KEEP_TRACES"):
+        write(Path(folder) / f"{case}.txt", found)
+        return
+    kept = read(FOLDER / f"{case}.txt")
     told = [f"{name}: {kept.get(name)} -> {found.get(name)}" for name in sorted(kept | found) if not _near(name, kept, found)]
-    assert not told, "\n".join([f"{len(told)} functions give something else; if that is meant: KEEP_GOLDEN=1 pytest", *told])
+    assert not told, "\n".join([f"{len(told)} functions give something else; if that is meant: scripts/keep_traces.py", *told])
+
+
+def write(path: Path, traces: Mapping[str, Trace]) -> None:
+    """Keep the traces of a case, a function a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{name} {one}\n" for name, one in sorted(traces.items())))
+
+
+def read(path: Path) -> dict[str, Trace]:
+    """The traces of a case."""
+    return {line.split()[0]: Trace.read(line.split()[1:]) for line in path.read_text().splitlines()}
+
+
+def agreed(runs: Sequence[Mapping[str, Trace]]) -> dict[str, Trace]:
+    """What several runs of a case agree on, well within what a comparison allows."""
+    found = {}
+    for name in sorted({name for run in runs for name in run}):
+        each = [run.get(name, Trace(None, None, None, None)) for run in runs]
+        first = [column[0] if len(set(column)) == 1 else None for column in zip(*(one[:2] for one in each), strict=True)]
+        numbers = [_middle(column) if None not in first else None for column in zip(*(one[2:] for one in each), strict=True)]
+        found[name] = Trace(*first, *numbers)
+    return found
+
+
+def _middle(values: Sequence[float | None]) -> float | None:
+    if None in values or not all(_close(a, b, NEAR / 4) for a in values for b in values):
+        return None
+    return values[0]
+
+
+def _close(a: float | None, b: float | None, near: float = NEAR) -> bool:
+    return a is None or b is None or math.isclose(a, b, rel_tol=near / 10, abs_tol=near)
 
 
 def _near(name: str, kept: Mapping[str, Trace], found: Mapping[str, Trace]) -> bool:
-    if name not in kept or name not in found:
+    """Whether a function gives what it gave; one that is not always called may be missing."""
+    nothing = Trace(None, None, None, None)
+    if name not in kept or (name not in found and kept[name] != nothing):
         return False
-    one, other = kept[name], found[name]
-    close = all(math.isclose(a, b, rel_tol=NEAR / 10, abs_tol=NEAR) for a, b in zip(one[2:], other[2:], strict=True))
-    return one[:2] == other[:2] and close
+    one, other = kept[name], found.get(name, nothing)
+    same = all(a is None or a == b for a, b in zip(one[:2], other[:2], strict=True))
+    return same and all(map(_close, one[2:], other[2:]))

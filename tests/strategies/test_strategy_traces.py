@@ -1,6 +1,6 @@
 """Every function of a strategy gives what it gave, in rounds with good and bad replies.
 
-After a change that is meant: KEEP_GOLDEN=1 pytest THIS_FILE, and the difference of tests/golden/traces says what changed.
+After a change that is meant: scripts/keep_traces.py, and the difference of tests/golden/traces says what changed.
 """
 
 import pytest
