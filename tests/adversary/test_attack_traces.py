@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import adversary
-from adversary import contracts
+from adversary import cases, contracts
 from fl_app.core.local import LocalRule
 from fl_app.core.observation import Knowledge
 from fl_app.models.statistics import batchnorm_statistics
@@ -25,7 +25,6 @@ DECAYED = LocalRule(kind="delta", batch_size=1, steps=3, lr=0.2, examples=1, mom
 BY_ADAM = LocalRule(kind="delta", batch_size=1, steps=2, lr=0.01, optimizer="adam")
 SEARCH = ("adversary/search/", "adversary/spaces/", "adversary/objectives", "adversary/priors", "adversary/labels")
 EXACT = ("adversary/exact/", "adversary/labels")
-NETWORKS = ("_convolutional", "_linear", "_pooled", "_gated", "_transformer", "_imprinted", "_loki", "_fished")
 STAGES = 8
 """Iterations: more than an objective has stages."""
 PRIORS = "priors=[tv(0.1), norm(0.01), group(0.05), box(0.3)]"
@@ -225,6 +224,4 @@ def test_every_function_of_the_contracts_gives_what_it_gave(text):
 
 
 def test_every_case_of_the_contracts_is_what_it_was():
-    networks = [value for name, value in vars(contracts).items() if name in NETWORKS]
-    assert len(networks) == len(NETWORKS)
-    check("contracts-cases", traced(lambda: [contracts._case(one) for one in networks], "adversary/contracts"))
+    check("contracts-cases", traced(lambda: [cases.case_of(one) for one in cases.NETWORKS], "adversary/cases"))

@@ -1,6 +1,6 @@
 """Every function of a malicious server's craft and of its read-out gives what it gave.
 
-After a change that is meant: KEEP_GOLDEN=1 pytest THIS_FILE, and the difference of tests/golden/traces says what changed.
+After a change that is meant: scripts/keep_traces.py, and the difference of tests/golden/traces says what changed.
 """
 
 import pytest
