@@ -145,7 +145,7 @@ def test_of_an_update_of_zeros_every_function_makes_what_it_made(name):
     check(f"zeros-{name}", traced(work, *parts))
 
 
-@pytest.mark.parametrize("name", ZEROS)
+@pytest.mark.parametrize("name", [name for name in ZEROS if name != "peeling-steps"])  # which takes seconds
 def test_of_a_tiny_update_every_function_makes_what_it_made(name):
     """Where guards against a division by zero must not show."""
     text, parts, network, settings = CASES[name]

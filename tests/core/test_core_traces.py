@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import one_hot
 
 import adversary
+import adversary.informed.pieces  # else while it is traced
 import client_defenses
 from adversary.search.optimizers import OPTIMIZERS
 from fl_app.core import errors, parsing, seeds, selection, spec, wire
