@@ -10,6 +10,7 @@ from adversary import Attack, AttackError, Facts, Guess, Public
 from adversary.evidence import Answer, Evidence
 from adversary.learned.ridge import Ridge
 from adversary.presets import CINetLBFGS, CosineLBFGS, GaussNewton, InvertingGradients
+from adversary.search import progress
 from adversary.search.progress import out_of_time, within
 from adversary.standard import CLASS_MEAN, EXACT, Standard, _left_out
 from fl_app import data
@@ -296,3 +297,59 @@ def test_what_a_network_draws_is_taken_where_other_images_explain_the_update_as_
     assert attack._choice({**found, "b": replace(answer(smooth, 2e-3), drawn=True)}, True) is found["a"]
     likely = {**found, "c": answer(smooth, 0.5, likely=True)}
     assert attack._choice(likely, False) is likely["c"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learns(Attack):
+    """Learns one number, and answers with grey."""
+
+    trained = True
+    number: int
+
+    def learn(self, task, seen, public, rng):
+        return {"number": torch.tensor(self.number)}
+
+    def run(self, seen, task, streams):
+        LIMITS.append(left())
+        x = torch.full((len(seen), seen[0].num_examples, *task.space.shape), 0.5)
+        return Guess(x, torch.zeros(x.shape[:2], dtype=torch.int64), torch.zeros(len(seen)))
+
+
+LIMITS: list[float] = []
+
+
+def left():
+    """Seconds that the search which runs now has left."""
+    return progress._limit.get().until - time.monotonic()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning(Standard):
+    def members(self, seen, task, public):
+        return {"a": Learns(number=3), "b": Learns(number=5)}
+
+
+def test_what_members_learn_is_kept_by_their_names():
+    seen, task = seen_of(*digits(1, 1))
+    learned = Learning().learn(task, seen[0], public(), torch.Generator())
+    assert (learned["a/number"], learned["b/number"]) == (3, 5)
+
+
+def test_the_time_that_is_left_is_shared_by_those_who_are_to_come():
+    seen, task = seen_of(*digits(2, 1))
+    attack = Learning(minutes=1.0)
+    LIMITS.clear()
+    attack.taught(attack.learn(task, seen[0], public(), torch.Generator()))(seen, task, 0)
+    assert [pytest.approx(60, abs=2), pytest.approx(120, abs=2)] == LIMITS, "two targets have two minutes"
+
+
+def test_a_target_whose_defense_is_known_may_be_explained_less():
+    """Grey looks like an example and explains nothing: who was told of no defense rather takes the class mean."""
+    x, y = digits(1, 1)
+    for defense in (None, "sign"):
+        seen, task = seen_of(x, y, knowledge=Knowledge(defense=defense))
+        attack = Learning()
+        attack = attack.taught(attack.learn(task, seen[0], public(), torch.Generator()))
+        guess = attack(seen, task, 0)
+        taken = guess.others[0][CLASS_MEAN if defense is None else "a"].x
+        assert torch.equal(guess.x[0], taken)

@@ -12,7 +12,7 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
-from fl_app.attacking import session
+from fl_app.experiment import candidates
 from helpers.documents import blocks_of, commands_in, files_of
 from helpers.paths import ROOT
 
@@ -25,7 +25,7 @@ def done(tmp_path, monkeypatch, typed):
     """Does what a section says in an empty folder: writes its files, types its commands; the folder, and what was said."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(session, "PUBLIC", 200)  # trained attackers take a quarter of a minute for all
+    monkeypatch.setattr(candidates, "PUBLIC", 200)  # trained attackers take a quarter of a minute for all
     files = files_of(PAGE)
 
     def do(section):

@@ -8,7 +8,7 @@ from importlib.util import module_from_spec, spec_from_loader
 
 import pytest
 
-from fl_app.attacking import session
+from fl_app.experiment import candidates
 from fl_app.report.markdown import MARKER, TRAINED, column_of
 from fl_app.report.paper import read_figures
 from fl_app.scoring.metrics import METRICS
@@ -97,7 +97,7 @@ def without_clocks(page):
 
 def test_a_run_that_is_broken_off_goes_on_to_a_page_with_the_measured_numbers(script, tmp_path, monkeypatch, capsys):
     """Drop-FedSGD at the smallest scale: some twenty runs and attacks on MNIST, which learn from few images here."""
-    monkeypatch.setattr(session, "PUBLIC", 500)
+    monkeypatch.setattr(candidates, "PUBLIC", 500)
     monkeypatch.chdir(tmp_path)
     out, runs = tmp_path / "pages" / "page.md", tmp_path / "runs" / "reproduce-drop-fedsgd-smoke"
     words = ["drop_fedsgd", "--scale", "smoke", "--workers", "1", "--out", str(out)]
