@@ -16,7 +16,7 @@ SWEEPS = 20
 """Most times that the values of all rows are gone over."""
 SIMULATED = 2
 """The same where each try goes through a defense."""
-THROUGH = "passes each batch that it tries through the defense, with draws of its own"
+THROUGH = "passes each batch that it tries through the defense, but for noise of a known law"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Attribute(Attack):
     through: str = ""
     """The spec of the defense that batches are passed through, each with one row changed from what is chosen for the others."""
     draws: Annotated[int, Field(ge=1, le=1000)] = 4
-    """How often, where the defense draws."""
+    """How often, where the defense draws in another way than by adding noise."""
 
     @property
     def question(self) -> str:  # type: ignore[override]
@@ -72,7 +72,8 @@ class Attribute(Attack):
             for row in range(rows):
                 batch = x[torch.arange(rows), chosen].repeat(y.shape[1], *[1] * (x.ndim - 1))
                 batch[:, row] = x[row]
-                found = through(self.through, task, seen, batch, y[:, 0].expand(y.shape[1], rows), stream, self.draws)
+                own = y[:, 0].expand(y.shape[1], rows)
+                found = through(self.through, task, seen, batch, own, stream, self.draws, noise=False)
                 scores[row] = torch.cosine_similarity(found, update[None])
                 chosen[row] = scores[row].argmax()
         return scores.flatten()

@@ -120,3 +120,12 @@ def test_labels_are_added_up_over_rounds():
     assert torch.equal(scores[0], scores[1])
     assert torch.allclose(scores.sum(1), torch.ones(3))
     assert (scores[0] - y[:2].flatten().bincount(minlength=2) / 8).abs().max() <= 0.25
+
+
+def test_without_noise_what_goes_through_is_its_mean(rng):
+    x, y, seen, task = scene(4)
+    for spec, draws in (("dp_sgd(noise=0.01, clip=0.1)", 400), ("dp_gaussian(scale=0.01)", 400), ("sign", 1)):
+        bare = through(spec, task, seen[0], x[:1], y[:1], rng, 1, noise=False)
+        mean = through(spec, task, seen[0], x[:1], y[:1], rng, draws)
+        torch.testing.assert_close(bare, mean, atol=0.004 if draws > 1 else 0.0, rtol=0)
+        assert torch.equal(bare, through(spec, task, seen[0], x[:1], y[:1], rng, 1, noise=False))
