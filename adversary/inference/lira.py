@@ -30,8 +30,11 @@ class LiRA(Membership):
     at_model: ClassVar[bool] = True
 
     shadows: Annotated[int, Field(ge=2, le=1024)] = 10
+    """Networks that are trained to compare with."""
     steps: Count = 250
+    """Of SGD, for each of them."""
     batch: Count = 32
+    """Examples per step."""
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.05
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
 

@@ -17,6 +17,7 @@ class Loss(Membership):
     """
 
     at: Literal["global", "local"] = "global"
+    """Whose network: the one that was sent out, or the client's after its local steps."""
 
     def believe(self, seen: Observation, task: Task, asked: Candidates) -> Tensor:
         """Log-odds of the candidates' classes, (candidates,)."""
