@@ -82,6 +82,11 @@ REPORTS = (
 
 BOUNDS = (
     Case("bound", 2, "Missing argument 'DIR'"),
+    Case("audit-dp", 2, "Missing argument 'DIR'"),
+    Case("audit-dp nowhere", 2, "nowhere is not a run directory"),
+    Case("audit-dp run", 2, "promises no epsilon: use dp_sgd"),
+    Case("audit-dp run --trials -1", 2, "-1 is not in the range"),
+    Case("audit-dp run --confidence 2", 2, "2.0 is not in the range"),
     Case("bound nowhere", 2, "nowhere is not a run directory"),
     Case("bound plain", 2, "plain has no captures"),
     Case("bound done --rounds 9", 2, "done has no captures of --rounds 9 --clients all"),

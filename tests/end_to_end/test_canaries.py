@@ -17,6 +17,7 @@ from PIL import Image
 import client_defenses
 from client_defenses import Chain, Defense
 from client_defenses.base import overrides
+from client_defenses.recup import RecUP
 from client_defenses.tools.evaluator import Evaluator, EvaluatorFacts, EvaluatorTraining, build_network, save
 from fl_app.client_app import app
 from fl_app.core.local import local_update
@@ -161,7 +162,8 @@ def test_every_kind_of_hook_is_listened_to():
         return {hook for defense in defenses for hook in HOOKS if overrides(defense, hook)}
 
     listed = [client_defenses.build(text) for text in DEFENSES]
-    known = [factory for factory in client_defenses.DEFENSES.values() if isinstance(factory, type)]
+    # RecUP-FL needs rows of a table, and these are images.
+    known = [kind for kind in client_defenses.DEFENSES.values() if isinstance(kind, type) and kind is not RecUP]
     everywhere = {hook for kind in known for hook in HOOKS if getattr(kind, hook) is not getattr(Defense, hook)}
     assert used(listed) >= everywhere
     assert any(isinstance(defense, Chain) for defense in listed)

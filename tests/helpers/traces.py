@@ -27,7 +27,7 @@ CALLS = 12
 """Calls of a function that are looked at; the others are only counted."""
 SMALL = 1e-4
 """Sizes below this count for less and less, so that what is zero up to rounding does not matter."""
-NEAR = 2e-3
+NEAR = 1e-2
 """How far a number may move: rounding differs between machines."""
 INNER = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
 """Functions in some versions of Python only."""
@@ -184,7 +184,7 @@ def agreed(runs: Sequence[Mapping[str, Trace]]) -> dict[str, Trace]:
 
 
 def _middle(values: Sequence[float | None]) -> float | None:
-    if None in values or not all(_close(a, b, NEAR / 4) for a in values for b in values):
+    if None in values or not all(_close(a, b, NEAR / 20) for a in values for b in values):
         return None
     return values[0]
 
