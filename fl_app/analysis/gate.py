@@ -92,6 +92,8 @@ def judge_attack(cell: str, attack: AttackResult, limits: Limits, *, worst: bool
     fitting = of_examples(limits, attacker.scored)
     if "cells" in fitting and (left := limits.keys() - fitting.keys()):
         ruling.notes.append(f"'{cell}': {', '.join(sorted(left))} say nothing of rows of a table and are not judged")
+    if not fitting and not attack.question:
+        ruling.doubts.append(f"'{cell}': every threshold for such examples is off: there is nothing to judge")
     for name, metrics in fitting.items():
         if not any(one.question == attack.question.partition(":")[0] for one in metrics.values()):
             continue  # it was asked something else
