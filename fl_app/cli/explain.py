@@ -61,7 +61,7 @@ MEANINGS = {
     "sigma": "standard deviation of the noise, or of the kernel",
     "size": "side of the images in pixels",
     "space": "what is searched",
-    "test_share": "share of the images that is held out for the test",
+    "test_share": "share of the examples that is held out for the test",
     "tv": "weight of total variation",
     "weight_decay": "what is added to the gradient, times the weights",
     "width": "number of filters",

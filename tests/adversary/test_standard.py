@@ -1,4 +1,4 @@
-"""`standard`: who takes part, when it stops, and how it chooses."""
+"""`standard`: who takes part, what is learned, when it stops."""
 
 import time
 from dataclasses import dataclass, replace
@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from adversary import Attack, AttackError, Facts, Guess, Public
-from adversary.evidence import Answer, Evidence
+from adversary.evidence import Evidence
 from adversary.learned.ridge import Ridge
-from adversary.presets import CINetLBFGS, CosineLBFGS, GaussNewton, InvertingGradients
+from adversary.presets import CosineLBFGS, GaussNewton, InvertingGradients
 from adversary.search import progress
 from adversary.search.progress import out_of_time, within
-from adversary.standard import CLASS_MEAN, EXACT, Standard, _left_out
+from adversary.standard import CLASS_MEAN, EXACT, Standard
 from fl_app import data
 from fl_app.core.local import LocalRule, local_update
 from fl_app.core.observation import Knowledge
@@ -22,17 +22,6 @@ from helpers.attacks import digits, psnr, seen_of
 
 def public():
     return Public(*data.load("mnist").test.at(slice(0, 600)))
-
-
-def answer(x, distance, *, certain=False, likely=False):
-    return Answer(x, torch.zeros(1, dtype=torch.int64), distance, certain, likely)
-
-
-@pytest.fixture
-def choosing():
-    smooth = torch.full((1, 1, 4, 4), 0.5)
-    rough = torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    return Standard().taught({"variation": torch.tensor(0.1), "means": smooth}), smooth, rough
 
 
 def test_an_undefended_update_is_explained_by_the_first_member(tmp_path):
@@ -70,38 +59,6 @@ def test_gauss_newton_is_for_smooth_networks():
     for model, expected in (("lenet", True), ("lenet5", False), ("lenet(activation='relu')", False)):
         seen, task = seen_of(*digits(1, 1), model_text=model)
         assert ("gauss_newton" in Standard().members(seen[0], task, 0)) is expected
-
-
-def test_what_explains_the_update_is_taken_whatever_it_looks_like(choosing):
-    attack, smooth, rough = choosing
-    found = {CLASS_MEAN: answer(smooth, 0.2), "a": answer(smooth, 0.01), "b": answer(rough, 0.02, certain=True)}
-    assert attack._choice(found, True) is found["b"]
-
-
-def test_what_looks_like_no_example_is_not_believed(choosing):
-    attack, smooth, rough = choosing
-    found = {CLASS_MEAN: answer(smooth, 0.2), "a": answer(rough, 0.01), "b": answer(smooth, 0.04)}
-    assert attack._choice(found, True) is found["b"]
-    assert attack._choice({CLASS_MEAN: found[CLASS_MEAN], "a": found["a"]}, True) is found[CLASS_MEAN]
-
-
-def test_a_search_that_explains_nothing_falls_back_to_the_class_mean(choosing):
-    attack, smooth, _ = choosing
-    found = {CLASS_MEAN: answer(smooth, 0.92), "a": answer(smooth, 0.9)}
-    assert attack._choice(found, True) is found[CLASS_MEAN]
-    assert attack._choice(found, False) is found["a"], "a defense that is known may hide that much"
-
-
-def test_the_most_likely_image_outranks_what_fits_the_noise(choosing):
-    attack, smooth, _ = choosing
-    found = {CLASS_MEAN: answer(smooth, 0.92), "a": answer(smooth, 0.8), "b": answer(smooth, 0.91, likely=True)}
-    assert attack._choice(found, False) is found["b"]
-
-
-def test_without_public_examples_the_update_decides_alone(choosing):
-    _, smooth, rough = choosing
-    found = {"a": answer(rough, 0.3), "b": answer(smooth, 0.4)}
-    assert Standard()._choice(found, True) is found["a"]
 
 
 def test_what_standard_learns_by_hand():
@@ -267,36 +224,6 @@ def test_a_limit_within_a_limit_ends_with_the_outer_one():
         assert not outer.cut, "the outer one had time left"
         assert not out_of_time()
     assert not out_of_time(), "nobody asks without a limit"
-
-
-def test_who_is_left_out_where(choosing):
-    """Gauss-Newton where an image is determined and somebody is near it, untrained networks where it is not."""
-    _, smooth, _ = choosing
-    (seen,), task = seen_of(*digits(1, 1))
-    enough = Evidence.known_to([], seen, task)
-    lacking = Evidence.known_to([], replace(seen, update={name: value * 0 for name, value in seen.update.items()}), task)
-    near, far = {"a": answer(smooth, 0.04)}, {CLASS_MEAN: answer(smooth, 0.01), "a": answer(smooth, 0.06)}
-    newton, network = GaussNewton(), CINetLBFGS()
-    assert not _left_out(newton, enough, near)
-    assert not _left_out(newton, enough, {})
-    assert _left_out(newton, enough, far)
-    assert _left_out(newton, lacking, near)
-    assert _left_out(network, enough, near)
-    assert not _left_out(network, lacking, far)
-    assert not any(_left_out(one, which, far) for one in (CosineLBFGS(), Ridge()) for which in (enough, lacking))
-    # An attacker who knows the defense may look for more than an image.
-    told = newton.matching()
-    assert not _left_out(told, enough, far)
-    assert _left_out(told, enough, {**far, "b": answer(smooth, 0.9, likely=True)})
-
-
-def test_what_a_network_draws_is_taken_where_other_images_explain_the_update_as_well(choosing):
-    attack, smooth, _ = choosing
-    found = {CLASS_MEAN: answer(smooth, 0.2), "a": answer(smooth, 1e-5), "b": replace(answer(smooth, 9e-4), drawn=True)}
-    assert attack._choice(found, True) is found["b"]
-    assert attack._choice({**found, "b": replace(answer(smooth, 2e-3), drawn=True)}, True) is found["a"]
-    likely = {**found, "c": answer(smooth, 0.5, likely=True)}
-    assert attack._choice(likely, False) is likely["c"]
 
 
 @dataclass(frozen=True, kw_only=True)
