@@ -29,11 +29,14 @@ def run(
     config: Config = None,
     engine: Annotated[str, typer.Option(metavar="NAME", help="Where the clients run: see thorns list engines.")] = "inline",
     resume: Resume = None,
+    workers: Annotated[
+        int, typer.Option(min=0, max=1024, help="Processes to compute clients in, same results; 0: one per core.")
+    ] = 0,
 ) -> None:
     """Run an experiment, or go on with one that was stopped."""
     from fl_app import engines
 
-    start = partial(engines.run, engine=engine, resume=resume is not None)
+    start = partial(engines.run, engine=engine, resume=resume is not None, workers=workers)
     run_and_report(asked_for(setting, config, resume), engine, start)
 
 

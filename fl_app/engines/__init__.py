@@ -23,27 +23,34 @@ class Engine(NamedTuple):
     """A way to run clients."""
 
     about: str
-    start: Callable[[int, dict[str, Value], Main], None]
-    """(number of clients, run config, server): make the clients and run the server."""
+    start: Callable[[int, dict[str, Value], Main, int], None]
+    """(number of clients, run config, server, workers): make the clients and run the server."""
 
 
-def _inline(clients: int, config: dict[str, Value], main: Main) -> None:
+def _inline(clients: int, config: dict[str, Value], main: Main, workers: int) -> None:
     from fl_app.client_app import app
-    from fl_app.engines.inline import InlineGrid
+    from fl_app.engines.pool import PoolGrid
 
-    grid = InlineGrid(app, clients, config)
-    main(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
+    with PoolGrid(app, clients, config, workers) as grid:
+        main(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config))
 
 
-def _ray(clients: int, config: dict[str, Value], main: Main) -> None:
+def _ray(clients: int, config: dict[str, Value], main: Main, workers: int) -> None:
     from fl_app.engines.ray import run_ray
 
-    run_ray(clients, config, main)
+    run_ray(clients, config, main, workers)
+
+
+def _flower(clients: int, config: dict[str, Value], main: Main, workers: int) -> None:
+    from fl_app.engines.flower import run_flower
+
+    run_flower(clients, config, main, workers)
 
 
 ENGINES = {
-    "inline": Engine("in this process, one client after the other: the fastest for small models", _inline),
-    "ray": Engine("Flower's simulation: clients in parallel in Ray actors", _ray),
+    "inline": Engine("in this process and copies of it, one per core: the fastest on one machine", _inline),
+    "ray": Engine("in Ray actors that stay, on this machine or on a cluster", _ray),
+    "flower-ray": Engine("Flower's own simulation, for comparison: ten rounds a second at most", _flower),
 }
 
 
@@ -54,8 +61,12 @@ def run(
     *,
     resume: bool = False,
     make_beside: MakeBeside | None = None,
+    workers: int = 0,
 ) -> RunDir:
-    """Run an experiment on an engine; `resume` goes on with the run in its run directory."""
+    """Run an experiment on an engine; `resume` goes on with the run in its run directory.
+
+    `workers` are the processes that clients are computed in, 0 for one per core; results do not depend on it.
+    """
     if engine not in ENGINES:
         raise SpecError(f"unknown engine '{engine}': {suggest(engine, ENGINES)}")
     check_limits(experiment)  # an engine makes something per client before the server can look
@@ -65,7 +76,7 @@ def run(
     def main(grid: Grid, context: Context) -> None:
         finished.append(serve(grid, context, watcher, resume=resume, make_beside=make_beside))
 
-    ENGINES[engine].start(experiment.clients, experiment.run_config(), main)
+    ENGINES[engine].start(experiment.clients, experiment.run_config(), main, workers)
     return finished[0]
 
 

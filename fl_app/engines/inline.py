@@ -58,23 +58,26 @@ class InlineGrid(Grid):
 
     def _answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
-        message.metadata.__dict__["_message_id"] = str(next(self._ids))
+        self._number(message)
         try:
             reply = self._app(message, self.contexts[node])
         except Exception as error:  # as in Flower's own engines, a client that fails must not end the server
             log.debug("client on node %d failed", node, exc_info=error)
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"), reply_to=message)
-        reply.metadata.__dict__["_message_id"] = str(next(self._ids))
+        self._number(reply)
         return reply
+
+    def _number(self, message: Message) -> None:
+        """Give a message an id, unless the process that it comes from did."""
+        if not message.metadata.message_id:
+            message.metadata.__dict__["_message_id"] = str(next(self._ids))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Answer each message at once and keep the replies."""
-        sent = []
-        for message in messages:
-            reply = self._answer(message)
-            sent.append(message.metadata.message_id)
-            self._replies[sent[-1]] = reply
-        return sent
+        messages = list(messages)
+        for message, reply in zip(messages, self.send_and_receive(messages), strict=True):
+            self._replies[message.metadata.message_id] = reply
+        return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The kept replies to these messages."""

@@ -102,7 +102,7 @@ def _run_seconds(experiment: Experiment, folder: Path) -> float:
     """A run's seconds from its first rounds: rounds cost the same, and evaluations what the first one did."""
     rounds = min(TRIAL_ROUNDS, experiment.rounds)
     trial = experiment.changed(rounds=rounds, eval_every=rounds, capture="none", run_dir=str(folder / "run"))
-    times = [float(line["seconds"]) for line in engines.run(trial, "inline", Quiet()).metrics()]
+    times = [float(line["seconds"]) for line in engines.run(trial, "inline", Quiet(), workers=1).metrics()]
     steps = [after - before for before, after in pairwise(times)]
     a_round = min(steps)
     evaluation = max(0.0, steps[0] - a_round)
@@ -116,7 +116,7 @@ def _attack_seconds(unit: Unit, asked: Attacking, folder: Path) -> float | None:
     if once is None:
         return None
     trial = unit.experiment.changed(rounds=1, eval_every=1, capture="1", run_dir=str(folder / "run"))
-    engines.run(trial, "inline", Quiet())
+    engines.run(trial, "inline", Quiet(), workers=1)
     took = []
     for number in TRIAL_ITERATIONS:
         short = built.shortened(number)

@@ -69,7 +69,10 @@ def train(experiment: Experiment) -> RunDir:
     kept = _kept_rounds(path, experiment)
     if kept is None and path.exists():
         shutil.rmtree(path)
-    run = RunDir(path) if kept == experiment.rounds else engines.run(experiment, "inline", Quiet(), resume=kept is not None)
+    run = RunDir(path)
+    if kept != experiment.rounds:
+        # One process: the sweep does so many units at a time as there are cores.
+        run = engines.run(experiment, "inline", Quiet(), resume=kept is not None, workers=1)
     answered = [line for line in run.metrics() if "accepted" in line]
     if answered and not any(line["accepted"] for line in answered):
         raise RuntimeError(f"no reply of a client was usable in {len(answered)} rounds: `thorns run` says why")
