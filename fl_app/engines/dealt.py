@@ -2,12 +2,13 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
 
 from flwr.app import Message
 
-from fl_app.engines.frames import from_frames, to_frames
+from fl_app.engines.frames import Frames, from_frames, to_frames
 from fl_app.engines.inline import InlineGrid
 from fl_app.store.files import RunError
 
@@ -25,7 +26,7 @@ class Answered(NamedTuple):
     """A client's reply as frames (a head, its bodies), what its helper logged, whether the client now has a state there."""
 
     head: bytes
-    bodies: Sequence[bytes]
+    bodies: Sequence[Any]
     lines: Sequence[Line]
     stateful: bool
 
@@ -50,7 +51,7 @@ class Noted(logging.Handler):
 def answered(grid: InlineGrid, message: Message, noted: Noted) -> Answered:
     """What a helper does with a message."""
     (reply,) = InlineGrid.send_and_receive(grid, [message])
-    (head,), bodies = to_frames([reply])
+    head, bodies = to_frames([reply])
     return Answered(head, bodies, noted.taken(), len(grid.contexts[message.metadata.dst_node_id].state) > 0)
 
 
@@ -66,8 +67,11 @@ class DealtGrid(InlineGrid):
         raise NotImplementedError
 
     @abstractmethod
-    def ask(self, dealt: dict[int, list[Message]]) -> dict[int, list[Answered] | HelperLost]:
-        """Have each helper answer its messages, in order."""
+    def ask(self, frames: Frames, shares: dict[int, range]) -> Iterator[tuple[int, Answered | HelperLost]]:
+        """Have each helper answer its share of the messages, in order.
+
+        Yields (helper, answer) as they come; of a helper that is lost, nothing more.
+        """
 
     _helpers: set[int] | None = None
     _home: dict[int, int]
@@ -85,12 +89,15 @@ class DealtGrid(InlineGrid):
         replies: dict[str, Message] = {}
         while waiting := [message for message in messages if message.metadata.message_id not in replies]:
             dealt = self._deal(waiting)
-            for helper, answers in self.ask(dealt).items():
-                if isinstance(answers, HelperLost):
-                    self._lose(helper, answers)
+            unanswered = {helper: iter(some) for helper, some in dealt.items()}
+            ends = list(accumulate(map(len, dealt.values()), initial=0))
+            shares = dict(zip(dealt, map(range, ends, ends[1:]), strict=True))
+            for helper, answer in self.ask(to_frames(list(chain(*dealt.values()))), shares):
+                if isinstance(answer, HelperLost):
+                    self._lose(helper, answer)
                     continue
-                for message, answer in zip(dealt[helper], answers, strict=True):
-                    replies[message.metadata.message_id] = self._take(helper, message, answer)
+                message = next(unanswered[helper])
+                replies[message.metadata.message_id] = self._take(helper, message, answer)
         return [replies[message.metadata.message_id] for message in messages]
 
     def _deal(self, messages: list[Message]) -> dict[int, list[Message]]:
@@ -108,7 +115,7 @@ class DealtGrid(InlineGrid):
             self._home[message.metadata.dst_node_id] = helper
         for line in answer.lines:
             log.log(line.level, "%s", line.text)
-        (reply,) = from_frames([answer.head], answer.bodies)
+        (reply,) = from_frames(answer.head, answer.bodies)
         return reply
 
     def _lose(self, helper: int, lost: HelperLost) -> None:

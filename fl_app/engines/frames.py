@@ -1,4 +1,4 @@
-"""Messages on their way to another process of ours: weights as plain bytes, once however many messages share them."""
+"""Messages on their way to another process of ours: each record once, however many messages share it, weights as they are."""
 
 import json
 from collections.abc import Sequence
@@ -6,90 +6,97 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.message_pb2 import Message as Proto
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, Metadata, RecordDict
+from flwr.app.message.message import make_message
+from flwr.common import serde
+from flwr.proto import recorddict_pb2 as proto
 
 from fl_app.core.wire import TensorArray, to_record
 
-BODY = "thorns.body"
-"""The serialisation type of an array that stands for a whole record: its only number says which body that is."""
 ALIGNED = 64
+KINDS: dict[str, tuple[Any, Any]] = {
+    "array": (serde.array_record_from_proto, proto.ArrayRecord),
+    "config": (serde.config_record_from_proto, proto.ConfigRecord),
+    "metric": (serde.metric_record_from_proto, proto.MetricRecord),
+}
+"""How records travel that are not tensors of this process: as Flower sends them."""
 
 
 class Frames(NamedTuple):
-    """Messages without their weights, as Flower's protobuf, and these weights: a body for each record of tensors."""
+    """Messages as bytes."""
 
-    heads: list[bytes]
-    bodies: list[bytes]
+    head: bytes
+    """What they are, as JSON: of each its metadata, its error, and which of the bodies its records are."""
+    bodies: list[list[Any]]
+    """The records, each as the buffers that make it up, so that nothing is copied before it is sent."""
 
 
 def to_frames(messages: Sequence[Message]) -> Frames:
-    """Messages as bytes. Only records of tensors in this process become bodies, others travel as Flower sends them."""
-    bodies: list[bytes] = []
-    known: dict[int, ArrayRecord] = {}
-    heads = []
+    """Messages as bytes."""
+    known: dict[int, int] = {}
+    kinds: list[str] = []
+    bodies: list[list[Any]] = []
+    rows = []
     for message in messages:
-        full = message.content if message.has_content() else None
-        if full is not None:
-            message.content = RecordDict({key: _hollow(record, bodies, known) for key, record in full.items()})
-        heads.append(message_to_proto(message).SerializeToString())
-        if full is not None:
-            message.content = full
-    return Frames(heads, bodies)
+        content: list[tuple[str, int]] = []
+        for key, record in message.content.items() if message.has_content() else ():
+            if id(record) not in known:
+                known[id(record)] = len(bodies)
+                kind, body = _written(record)
+                kinds.append(kind)
+                bodies.append(body)
+            content.append((key, known[id(record)]))
+        error = (message.error.code, message.error.reason) if message.has_error() else None
+        rows.append((message.metadata.__dict__, error, content))
+    return Frames(json.dumps([kinds, rows]).encode(), bodies)
 
 
-def from_frames(heads: Sequence[bytes], bodies: Sequence[Any]) -> list[Message]:
-    """The messages; bodies are buffers, which the tensors share if they can be written to."""
-    records = [_read(body) for body in bodies]
+def from_frames(head: bytes | bytearray, bodies: Sequence[Any], start: int = 0, stop: int | None = None) -> list[Message]:
+    """The messages from `start` to `stop`; bodies are single buffers, which tensors share if they can be written to."""
+    kinds, rows = json.loads(head)
+    records = [_read(kind, body) for kind, body in zip(kinds, bodies, strict=True)]
     messages = []
-    for head in heads:
-        message = message_from_proto(Proto.FromString(head))
-        if message.has_content():
-            message.content = RecordDict({key: _full(record, records) for key, record in message.content.items()})
-        messages.append(message)
+    for about, error, content in rows[start:stop]:
+        metadata = Metadata.__new__(Metadata)
+        metadata.__dict__.update(about)
+        inside = None if error else RecordDict({key: records[number] for key, number in content})
+        messages.append(make_message(metadata=metadata, content=inside, error=Error(*error) if error else None))
     return messages
 
 
-def _hollow(record: Any, bodies: list[bytes], known: dict[int, ArrayRecord]) -> Any:
-    if not isinstance(record, ArrayRecord) or not all(isinstance(array, TensorArray) for array in record.values()):
-        return record
-    if id(record) not in known:
-        known[id(record)] = ArrayRecord({BODY: Array("uint8", (len(bodies),), BODY, b"")})
-        bodies.append(_written(record))
-    return known[id(record)]
+def _written(record: Any) -> tuple[str, list[Any]]:
+    """(kind, buffers) of a record."""
+    if not isinstance(record, ArrayRecord):
+        if isinstance(record, ConfigRecord):
+            return "config", [serde.config_record_to_proto(record).SerializeToString()]
+        return "metric", [serde.metric_record_to_proto(record).SerializeToString()]
+    tensors = {name: array.tensor.contiguous() for name, array in record.items() if isinstance(array, TensorArray)}
+    if len(tensors) < len(record):
+        return "array", [serde.array_record_to_proto(record).SerializeToString()]
+    table = json.dumps([(name, str(value.dtype)[6:], tuple(value.shape)) for name, value in tensors.items()]).encode()
+    parts: list[Any] = [len(table).to_bytes(8, "little"), table, bytes(_padding(8 + len(table)))]
+    for value in tensors.values():
+        parts += [value.reshape(-1).view(torch.uint8).numpy().data, bytes(_padding(value.nbytes))]
+    return "tensors", parts
 
 
-def _full(record: Any, records: list[ArrayRecord]) -> Any:
-    if isinstance(record, ArrayRecord) and record.keys() == {BODY} and record[BODY].stype == BODY:
-        return records[record[BODY].shape[0]]
-    return record
+def _read(kind: str, body: Any) -> Any:
+    """A record over a buffer that nobody else writes to; a buffer that cannot be written to is copied."""
+    view = memoryview(body)
+    if kind != "tensors":
+        from_proto, message = KINDS[kind]
+        return from_proto(message.FromString(bytes(view)))
+    data = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)
+    start = 8 + int.from_bytes(view[:8], "little")
+    tensors = {}
+    for name, dtype, shape in json.loads(bytes(view[8:start])):
+        start += _padding(start)
+        value = getattr(torch, dtype)
+        length = prod(shape) * value.itemsize
+        tensors[name] = data[start : start + length].view(value).view(shape)
+        start += length
+    return to_record(tensors)
 
 
 def _padding(size: int) -> int:
     return -size % ALIGNED
-
-
-def _written(record: ArrayRecord) -> bytes:
-    tensors = {name: array.tensor.contiguous() for name, array in record.items() if isinstance(array, TensorArray)}
-    table = json.dumps([[name, str(value.dtype)[6:], list(value.shape)] for name, value in tensors.items()]).encode()
-    parts: list[Any] = [len(table).to_bytes(8, "little"), table, bytes(_padding(8 + len(table)))]
-    for value in tensors.values():
-        parts += [value.reshape(-1).view(torch.uint8).numpy().data, bytes(_padding(value.nbytes))]
-    return b"".join(parts)
-
-
-def _read(body: Any) -> ArrayRecord:
-    """A record over a buffer that nobody else writes to; a buffer that cannot be written to is copied."""
-    view = memoryview(body)
-    data = torch.frombuffer(bytearray(body) if view.readonly else view, dtype=torch.uint8)
-    size = int.from_bytes(view[:8], "little")
-    start = 8 + size
-    tensors = {}
-    for name, kind, shape in json.loads(bytes(view[8:start])):
-        start += _padding(start)
-        dtype = getattr(torch, kind)
-        length = prod(shape) * dtype.itemsize
-        tensors[name] = data[start : start + length].view(dtype).view(shape)
-        start += length
-    return to_record(tensors)

@@ -1,22 +1,23 @@
 """The inline engine on several cores: copies of this process, made once data and model are loaded, answer side by side."""
 
 import contextlib
+import json
 import logging
 import multiprocessing
 import os
 import signal
-from multiprocessing.connection import Connection, wait
+from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Self
 
 import torch
-from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 from fl_app.core.machine import cores
 from fl_app.engines.dealt import Answered, DealtGrid, HelperLost, Line, Noted, answered
-from fl_app.engines.frames import from_frames, to_frames
+from fl_app.engines.frames import Frames, from_frames
+from fl_app.engines.pipes import Ends, pipes, select
 from fl_app.experiment.config import Value
 
 GONE = (EOFError, OSError)
@@ -33,7 +34,7 @@ class PoolGrid(DealtGrid):
         alone = run_config.get("threads", 1) != 1 or run_config.get("device", "cpu") != "cpu"
         if alone or not hasattr(os, "fork") or multiprocessing.current_process().daemon:
             self._wanted = 1
-        self._processes: list[tuple[BaseProcess, Connection]] = []
+        self._processes: list[tuple[BaseProcess, Ends]] = []
 
     def begin(self, number: int) -> int:
         """Copy this process so often."""
@@ -42,36 +43,35 @@ class PoolGrid(DealtGrid):
             return 0
         fork = multiprocessing.get_context("fork")
         for _ in range(number):
-            ours, theirs = fork.Pipe()
+            ours, theirs = pipes()
             process = fork.Process(target=self._work, args=(theirs, ours), daemon=True)
             process.start()
             theirs.close()
             self._processes.append((process, ours))
         return number
 
-    def ask(self, dealt: dict[int, list[Message]]) -> dict[int, list[Answered] | HelperLost]:
+    def ask(self, frames: Frames, shares: dict[int, range]) -> Iterator[tuple[int, Answered | HelperLost]]:
         """Send every process its messages, then read the replies as they come."""
-        found: dict[int, list[Answered] | HelperLost] = {}
-        reading: dict[int, Connection] = {}
-        for helper, messages in dealt.items():
+        waiting: dict[int, int] = {}
+        for helper, share in shares.items():
             try:
-                _send(self._processes[helper][1], to_frames(messages))
-                found[helper] = []
-                reading[helper] = self._processes[helper][1]
-            except GONE:
-                found[helper] = self._lost(helper)
-        while reading:
-            ready = wait(list(reading.values()))
-            for helper in [helper for helper, connection in reading.items() if connection in ready]:
-                answers = found[helper]
-                assert isinstance(answers, list)  # it is read no more once it is lost
+                self._processes[helper][1].send([json.dumps([share.start, share.stop]).encode(), frames.head, *frames.bodies])
+                waiting[helper] = len(share)
+            except OSError:
+                yield helper, self._lost(helper)
+        while waiting:
+            reading = {self._processes[helper][1].reading: helper for helper in waiting}
+            for end in select(list(reading)):
+                helper = reading[end]
                 try:
-                    answers.append(_receive_answer(reading[helper]))
+                    answer: Answered | HelperLost = _received(self._processes[helper][1])
+                    waiting[helper] -= 1
                 except GONE:
-                    found[helper] = answers = self._lost(helper)
-                if isinstance(answers, HelperLost) or len(answers) == len(dealt[helper]):
-                    del reading[helper]
-        return found
+                    answer = self._lost(helper)
+                    waiting[helper] = 0
+                if not waiting[helper]:
+                    del waiting[helper]
+                yield helper, answer
 
     def _lost(self, helper: int) -> HelperLost:
         process, connection = self._processes[helper]
@@ -81,7 +81,7 @@ class PoolGrid(DealtGrid):
         why = f"signal {-code}" if code < 0 else f"exit code {code}"
         return HelperLost(f"one of {len(self._processes)} processes with clients ended ({why}; too little memory?)")
 
-    def _work(self, connection: Connection, *others: Connection) -> None:
+    def _work(self, connection: Ends, *others: Ends) -> None:
         """The life of a copy: until the other end of the pipe is closed."""
         for ours in [*others, *(ours for _, ours in self._processes)]:
             ours.close()  # else a copy would keep the pipes of the others open after the end of this process
@@ -95,8 +95,10 @@ class PoolGrid(DealtGrid):
         logging.getLogger("thorns").propagate = True
         with contextlib.suppress(*GONE):
             while True:
-                for message in from_frames(*_receive(connection)):
-                    _send_answer(connection, answered(self, message, noted))
+                share, asked, *parts = connection.receive()
+                for message in from_frames(asked, parts, *json.loads(share)):
+                    head, bodies, lines, stateful = answered(self, message, noted)
+                    connection.send([head, json.dumps([stateful, lines]).encode(), *bodies])
 
     def __enter__(self) -> Self:
         return self
@@ -111,28 +113,7 @@ class PoolGrid(DealtGrid):
         self._processes = []
 
 
-def _send(connection: Connection, parts: tuple[list[bytes], list[bytes]]) -> None:
-    for part in parts:
-        connection.send_bytes(len(part).to_bytes(4, "little"))
-        for one in part:
-            connection.send_bytes(one)
-
-
-def _receive(connection: Connection) -> tuple[list[bytes], list[bytes]]:
-    heads, bodies = (
-        [connection.recv_bytes() for _ in range(int.from_bytes(connection.recv_bytes(), "little"))] for _ in range(2)
-    )
-    return heads, bodies
-
-
-def _send_answer(connection: Connection, answer: Answered) -> None:
-    lines = [part for line in answer.lines for part in (line.level.to_bytes(2, "little"), line.text.encode())]
-    _send(connection, ([answer.head, bytes([answer.stateful])], list(answer.bodies)))
-    _send(connection, (lines, []))
-
-
-def _receive_answer(connection: Connection) -> Answered:
-    (head, stateful), bodies = _receive(connection)
-    lines, _ = _receive(connection)
-    said = [Line(int.from_bytes(level, "little"), text.decode()) for level, text in zip(lines[::2], lines[1::2], strict=True)]
-    return Answered(head, bodies, said, bool(stateful[0]))
+def _received(ends: Ends) -> Answered:
+    head, rest, *bodies = ends.receive()
+    stateful, lines = json.loads(rest)
+    return Answered(bytes(head), bodies, [Line(*line) for line in lines], stateful)

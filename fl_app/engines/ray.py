@@ -3,16 +3,17 @@
 import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 
 from fl_app.core.machine import cores, ray_address, wait_passively
 from fl_app.engines import Main
 from fl_app.engines.dealt import Answered, DealtGrid, HelperLost, Noted, answered
 from fl_app.engines.flower import gpu_share
-from fl_app.engines.frames import from_frames, to_frames
+from fl_app.engines.frames import Frames, from_frames
 from fl_app.engines.inline import InlineGrid
 from fl_app.experiment.config import Value
 
@@ -34,9 +35,11 @@ class Clients:
         log = logging.getLogger("thorns")
         log.handlers, log.propagate = [self._noted], False
 
-    def answer(self, heads: list[bytes], *bodies: Any) -> list[Answered]:
-        """Answer messages, in order."""
-        return [answered(self._grid, message, self._noted) for message in from_frames(heads, bodies)]
+    def answer(self, start: int, stop: int, head: bytes, *bodies: Any) -> list[Answered]:
+        """Answer the messages from `start` to `stop`, in order."""
+        messages = from_frames(head, bodies, start, stop)
+        answers = [answered(self._grid, message, self._noted) for message in messages]
+        return [answer._replace(bodies=[_joined(body) for body in answer.bodies]) for answer in answers]
 
 
 class RayGrid(DealtGrid):
@@ -63,30 +66,33 @@ class RayGrid(DealtGrid):
         self._actors = [actor.remote(self._clients, self._config) for _ in range(number)]
         return number
 
-    def ask(self, dealt: dict[int, list[Message]]) -> dict[int, list[Answered] | HelperLost]:
-        """Put what several actors need into the store, then wait for all answers."""
-        helpers = list(dealt)
-        asked = [message for helper in helpers for message in dealt[helper]]
-        heads, bodies = to_frames(asked)
-        stored = [self._ray.put(np.frombuffer(body, np.uint8)) for body in bodies]
+    def ask(self, frames: Frames, shares: dict[int, range]) -> Iterator[tuple[int, Answered | HelperLost]]:
+        """Put every record into the store once, then read the answers as they come."""
+        stored = [self._ray.put(_joined(body)) for body in frames.bodies]
         calls = {}
-        for helper in helpers:
-            own, heads = heads[: len(dealt[helper])], heads[len(dealt[helper]) :]
-            calls[helper] = self._actors[helper].answer.remote(own, *stored)
-        return {helper: self._answers(call) for helper, call in calls.items()}
-
-    def _answers(self, call: Any) -> list[Answered] | HelperLost:
-        try:
-            answers: list[Answered] = self._ray.get(call)
-            return answers
-        except self._ray.exceptions.RayActorError as error:
-            return HelperLost(f"a Ray actor with clients died ({str(error).partition(chr(10))[0]})")
+        for helper, share in shares.items():
+            calls[self._actors[helper].answer.remote(share.start, share.stop, frames.head, *stored)] = helper
+        while calls:
+            (done,), _ = self._ray.wait(list(calls), num_returns=1)
+            helper = calls.pop(done)
+            try:
+                answers: list[Answered] = self._ray.get(done)
+            except self._ray.exceptions.RayActorError as error:
+                yield helper, HelperLost(f"a Ray actor with clients died ({str(error).partition(chr(10))[0]})")
+                continue
+            for answer in answers:
+                yield helper, answer
 
     def close(self) -> None:
         """End the actors."""
         for actor in self._actors:
             with contextlib.suppress(Exception):
                 self._ray.kill(actor)
+
+
+def _joined(body: list[Any]) -> np.ndarray[Any, Any]:
+    """A body as an array, which Ray hands on without a copy."""
+    return np.frombuffer(b"".join(body), np.uint8)
 
 
 def run_ray(clients: int, run_config: dict[str, Value], main: Main, workers: int = 0) -> None:

@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -205,7 +205,7 @@ class Experiment(BaseModel):
         """The spec of the block that the server puts in front of the model; empty if none."""
         return self.craft.front(self.clients)
 
-    @property
+    @cached_property
     def rule(self) -> LocalRule:
         """The client rule of this experiment."""
         return LocalRule.from_dict(self.run_config())

@@ -10,7 +10,7 @@ import torch
 from fl_app.attacking.session import Session
 from fl_app.attacking.worker import InlineWorker, RayWorker
 from fl_app.core.machine import cores, free_threads
-from fl_app.engines.ray import gpu_share
+from fl_app.engines.flower import gpu_share
 from fl_app.store.runs import RunDir
 from helpers.cli import thorns
 from helpers.engines import go

@@ -153,15 +153,15 @@ def test_frames_bring_back_every_message():
     ]
     messages = [Message(content, node, "train") for node, content in enumerate(contents)]
     failed = Message(Error(7, "no"), reply_to=messages[0])
-    heads, bodies = to_frames([*messages, failed])
-    assert len(bodies) == 1  # once, however many share it
-    assert all(len(head) < 500 for head in heads)
-    assert messages[0].content["arrays"] is shared  # as it was
-    for buffers in (bodies, [bytearray(body) for body in bodies]):
-        back = from_frames(heads, buffers)
+    head, bodies = to_frames([*messages, failed])
+    assert len(bodies) == 4  # the shared record once
+    for buffers in ([b"".join(body) for body in bodies], [bytearray(b"".join(body)) for body in bodies]):
+        back = from_frames(head, buffers)
         for number in (0, 1):
             assert same(to_tensors(back[number].content["arrays"]), weights)
         assert [one.metadata.dst_node_id for one in back[:4]] == [0, 1, 2, 3]
         assert dict(back[0].content["config"]) == {"round": 3, "words": ["a", "b"]}
         assert back[2].content["arrays"]["a"].data == b"abc"
-        assert back[4].error.reason == "no"
+        assert (back[4].error.code, back[4].error.reason) == (7, "no")
+        assert [one.metadata.__dict__ for one in back[:4]] == [one.metadata.__dict__ for one in messages]
+        assert [one.metadata.dst_node_id for one in from_frames(head, buffers, 1, 3)] == [1, 2]
