@@ -55,7 +55,7 @@ def test_the_search_for_values_begins_with_least_squares(rng):
 
 
 def test_entries_that_a_defense_took_do_not_count_for_an_attribute():
-    filled, y, places, seen, task = about_jobs(2, "mlp(hidden=[64, 32])")
+    _, _, places, seen, task = about_jobs(2, "mlp(hidden=[64, 32])")
     taken = {name: value * (torch.arange(value.numel()).view_as(value) % 3 == 0) for name, value in seen.update.items()}
     scores = adversary.build("attribute(column=job)")([replace(seen, update=taken)], task, 0).scores.view(2, 3)
     assert torch.equal(scores.argmax(1), places)
@@ -179,8 +179,9 @@ def test_the_strength_of_a_ridge_is_that_with_the_least_error_on_what_was_left_o
 
 
 def test_shares_of_classes_are_counts_over_all_rounds_of_a_client():
-    x, y, seen, task = scene(4, targets=3, model=NET)
-    told = [replace(one, client=client, knowledge=Knowledge(labels=own)) for one, own, client in zip(seen, y, (0, 0, 7), strict=True)]
+    _, y, seen, task = scene(4, targets=3, model=NET)
+    told = [replace(one, knowledge=Knowledge(labels=own)) for one, own in zip(seen, y, strict=True)]
+    told = [replace(one, client=client) for one, client in zip(told, (0, 0, 7), strict=True)]
     attack = adversary.build("label_distribution(labels=given)")
     assert attack.by_client
     scores = attack(told, task, 0).scores

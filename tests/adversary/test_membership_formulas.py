@@ -23,7 +23,8 @@ def asked(batch=3, others=4, rule=None):
     """One target whose candidates are its rows and others, and the gradient of each, (candidates, size), one by one."""
     x, y, (seen,), task = scene(batch, targets=1, model=NET)
     rng = torch.Generator().manual_seed(4)
-    about = Candidates(torch.cat([x[0], ROWS.noise(others, rng)]), torch.cat([y[0], torch.randint(2, (others,), generator=rng)]))
+    other_x, other_y = ROWS.noise(others, rng), torch.randint(2, (others,), generator=rng)
+    about = Candidates(torch.cat([x[0], other_x]), torch.cat([y[0], other_y]))
     rule = rule or seen.rule
     update = local_update(task.model, seen.params, x[0], y[0], rule)
     seen = replace(seen, rule=rule, update=update, knowledge=Knowledge(candidates=about))
@@ -71,7 +72,7 @@ def test_the_likelihood_ratio_is_one_of_two_normal_laws(batch, noise, clip):
 
 def test_what_local_steps_sent_is_their_mean_gradient():
     rule = LocalRule(kind="delta", batch_size=3, steps=2, lr=1e-3, examples=3)
-    seen, task, _, each = asked(3, rule=rule)
+    seen, _, _, each = asked(3, rule=rule)
     torch.testing.assert_close(base.sent(seen).double(), each[:3].mean(0), rtol=0.05, atol=1e-3)
     moved = base.after(seen)
     assert all(torch.equal(moved[name], value + seen.update[name]) for name, value in seen.params.items())
@@ -141,9 +142,7 @@ def test_lira_counts_standard_deviations_of_the_shadows():
     found = LiRA(shadows=4).taught(stacked).believe(seen, task, about)
     each = torch.stack([odds(task, {name: value[i] for name, value in stacked.items()}, about) for i in range(4)])
     spread = each.var(0).mean().sqrt()
-    torch.testing.assert_close(
-        found.double(), (odds(task, seen.params, about) - each.mean(0)) / spread, rtol=1e-3, atol=1e-3
-    )
+    torch.testing.assert_close(found.double(), (odds(task, seen.params, about) - each.mean(0)) / spread, rtol=1e-3, atol=1e-3)
     same = LiRA(shadows=2).taught({name: torch.stack([value, value]) for name, value in seen.params.items()})
     assert same.believe(seen, task, about).abs().max() < 1  # shadows without a spread divide nothing by zero
 

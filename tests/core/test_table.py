@@ -97,3 +97,31 @@ def test_a_number_needs_two_bounds():
     assert number_column("a", [1.0, 3.0], (0.0, 5.0)).high == 5.0
     with pytest.raises(ValueError, match="'a' needs two bounds"):
         number_column("a", [1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "cell", "said"),
+    [
+        (0.0, 1.0, 0.123456, "0.123"),  # to a thousandth of the range, or better
+        (0.0, 0.5, 0.123456, "0.0617"),
+        (10.0, 20.0, 0.123456, "11.23"),
+        (0.0, 1000.0, 0.123456, "123"),
+        (-50_000.0, 50_000.0, 0.123456, "-37654"),
+    ],
+)
+def test_numbers_for_people_are_as_exact_as_their_range_allows(low, high, cell, said):
+    assert Rows((Column("a", low=low, high=high),)).text(torch.tensor([cell])) == [said]
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+def test_rows_of_any_batch_are_filled_and_keep_their_type(shape, rng):
+    rows = ROWS.noise(6, rng).double()[: torch.Size(shape).numel()].view(*shape, 6)
+    filled = ROWS.filled(rows, "sex")
+    assert filled.shape == (*shape, 2, 6)
+    assert filled.dtype == torch.float64
+    for value in (0, 1):
+        cells = ROWS.cells(rows)
+        cells[..., 2] = value
+        assert torch.equal(filled[..., value, :], ROWS.encode(cells))
+    assert ROWS.holds(rows)
+    assert ROWS.cells(rows).dtype == ROWS.clamp(rows).dtype == torch.float64
