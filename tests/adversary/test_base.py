@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from adversary import AttackError
-from adversary.base import LEAST_PUBLIC, Attack, Belief, Facts, Guess, Public
+from adversary.base import LEAST_PUBLIC, Attack, Belief, Facts, Guess, Other, Public
 from fl_app.core.local import LocalRule
-from fl_app.core.observation import Knowledge, Observation, Task
+from fl_app.core.observation import Candidates, Knowledge, Observation, Task
 from fl_app.core.seeds import generator
 from fl_app.core.space import Images
 
@@ -91,15 +91,46 @@ def test_what_was_granted_is_named():
         labels=torch.zeros(1),
         defense="prune",
         statistics={"bn": torch.zeros(2, 1)},
+        order=torch.zeros(1, 1),
         repeats=True,
         evaluator=True,
         public=True,
+        candidates=Candidates(torch.zeros(1), torch.zeros(1)),
     )
-    names = ("labels", "defense", "bn statistics", "repeated examples", "evaluation network", "public examples")
+    fields = ("labels", "defense", "statistics", "order", "repeats", "evaluator", "public", "candidates")
+    names = ("labels", "defense", "bn statistics", "batch order", "repeated examples", "evaluation network")
+    names += ("public examples", "candidates")
     assert everything.ledger == names
     assert Knowledge().ledger == ()
-    for name, field in zip(names, ("labels", "defense", "statistics", "repeats", "evaluator", "public"), strict=True):
+    for name, field in zip(names, fields, strict=True):
         assert Knowledge(**{field: getattr(everything, field)}).ledger == (name,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandingOn(Answering):
+    """Also hands on what a member of it found, for so many targets."""
+
+    targets: int = 1
+    other_x: tuple[int, ...] = (4, 2)
+    other_y: tuple[int, ...] = (4,)
+
+    def run(self, seen, task, streams):
+        found = Other(torch.full(self.other_x, 1.5, requires_grad=True), torch.zeros(self.other_y, dtype=torch.int64))
+        return super().run(seen, task, streams)._replace(others=[{"a": found}] * self.targets, remark="said")
+
+
+def test_what_members_found_is_handed_on_in_the_space_for_all_targets_or_none():
+    guess = HandingOn()([FIRST], TASK, 7)
+    assert guess.remark == "said"
+    (found,) = guess.others
+    assert found["a"].x.tolist() == [[1.0, 1.0]] * 4
+    assert not found["a"].x.requires_grad
+    assert HandingOn(targets=0)([FIRST], TASK, 7).others == []
+    with pytest.raises(AttackError, match="others for 2 of 1 targets"):
+        HandingOn(targets=2)([FIRST], TASK, 7)
+    for wrong in ({"other_x": (3, 2)}, {"other_y": (3,)}, {"other_y": (4, 1)}):
+        with pytest.raises(AttackError, match=r"a answered with the shape .*: this is a bug in it"):
+            HandingOn(**wrong)([FIRST], TASK, 7)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +146,7 @@ class Believing(Attack):
 def test_beliefs_are_finite_numbers_per_target_and_candidate():
     assert Believing()([FIRST], TASK, 7).scores.tolist() == [pytest.approx([0.1, 0.9])]
     assert not Believing()([FIRST], TASK, 7).scores.requires_grad
-    for wrong in (((0.1,), (0.2,)), ((float("nan"), 0.1),), ((float("inf"), 0.1),)):
+    for wrong in (((0.1,), (0.2,)), (0.1,), ((float("nan"), 0.1),), ((float("inf"), 0.1),)):
         with pytest.raises(AttackError, match="not finite numbers per target"):
             Believing(scores=wrong)([FIRST], TASK, 7)
 
@@ -167,6 +198,28 @@ def test_what_was_learned_is_kept_by_what_it_was_made_of(tmp_path, kind):
     attack.prepare(TASK, FIRST, PUBLIC._replace(x=1 - PUBLIC.x), 7, tmp_path / "kept")
     kind(factor=3.0).prepare(TASK, FIRST, PUBLIC, 7, tmp_path / "kept")
     assert len(LESSONS) == before + 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningOfNetworks(Learning):
+    """What it learns depends on the network and on draws."""
+
+    at_weights = False
+    at_model = True
+
+
+def test_what_depends_on_the_network_alone_is_learned_again_for_another_one(tmp_path):
+    LESSONS.clear()
+    wide = dataclasses.replace(FIRST, params={"w": torch.zeros(3)})
+    for seen, task, seed, lessons in (
+        (FIRST, TASK, 7, 1),
+        (dataclasses.replace(FIRST, params={"w": torch.ones(2)}, server_round=9), TASK, 7, 1),
+        (FIRST, dataclasses.replace(TASK, model=nn.Flatten()), 7, 2),
+        (wide, TASK, 7, 3),
+        (FIRST, TASK, 8, 4),
+    ):
+        LearningOfNetworks().prepare(task, seen, PUBLIC, seed, tmp_path)
+        assert len(LESSONS) == lessons
 
 
 def test_what_an_attack_says_of_itself_unless_it_knows_better():
