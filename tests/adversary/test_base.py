@@ -146,7 +146,7 @@ class Believing(Attack):
 def test_beliefs_are_finite_numbers_per_target_and_candidate():
     assert Believing()([FIRST], TASK, 7).scores.tolist() == [pytest.approx([0.1, 0.9])]
     assert not Believing()([FIRST], TASK, 7).scores.requires_grad
-    for wrong in (((0.1,), (0.2,)), (0.1,), ((float("nan"), 0.1),), ((float("inf"), 0.1),)):
+    for wrong in (((0.1,), (0.2,)), ((float("nan"), 0.1),), ((float("inf"), 0.1),)):
         with pytest.raises(AttackError, match="not finite numbers per target"):
             Believing(scores=wrong)([FIRST], TASK, 7)
 
