@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import adversary
-from adversary import labels
+from adversary import AttackError, labels
 from adversary.search.problem import Problem
 from adversary.spaces import Cells
 from fl_app.core.observation import Knowledge, Task
@@ -78,3 +78,10 @@ def test_who_is_told_the_classes_counts_nothing():
     _, y, seen, task = scene(2)
     guess = adversary.build("rows(iterations=5, labels=given)")(told(seen, y), task, 0)
     assert torch.equal(guess.y.sort(1).values, y.sort(1).values)
+
+
+def test_classes_are_not_counted_again_without_a_bias():
+    x, _, (seen,), task = scene(4, targets=1)
+    bare = {name: value for name, value in seen.update.items() if value.ndim > 1}
+    with pytest.raises(AttackError, match="has no bias, so classes cannot be counted again"):
+        labels.recount(replace(seen, update=bare), task, x[0])
