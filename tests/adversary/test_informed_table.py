@@ -51,6 +51,12 @@ OF_ONE = {
         "replay": f"observers=[replay], {ASKED}",
         "common": "!nothing that reconstructions share can be estimated from a single one",
     },
+    "recup(eps=0.25)": {
+        "most likely": f"objective=noise_law(relative=0.25), {ROWS}",
+        "noise-proof": PROOF,
+        "ridge": "ridge",
+    },
+    "recup(eps=0)": {"ridge": "ridge"},
     "gradient_dropout(p=0.7, sigma=0.1)": {
         "": f"objective=mixture(p=0.7, sigma=0.1), priors=[tv(weight=0.3)], labels='count_rows', {RESCALED}",
         "ridge": "ridge",
