@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from fl_app.core.local import LocalRule
@@ -189,6 +189,26 @@ def test_of_reasons_without_end_some_are_said(caplog):
             hook._complain("what", f"reason {number}", "details" * (number == 0))
     assert len(caplog.messages) == MOST_REASONS == 100
     assert caplog.messages[:2] == [f"what: {why} (training goes on; said once)" for why in ("details", "reason 1")]
+
+
+class Copying(FedAvg):
+    """Sends each client a record of its own, with the same weights."""
+
+    def configure_train(self, server_round, arrays, config, grid):
+        for message in super().configure_train(server_round, arrays, config, grid):
+            own = {"arrays": ArrayRecord(arrays.to_torch_state_dict()), "config": config}
+            yield Message(RecordDict(own), message.metadata.dst_node_id, "train")
+
+
+@pytest.mark.parametrize("visibility", ["individual", "aggregate"])
+def test_weights_that_are_the_same_are_kept_once_whoever_sent_them(visibility, caplog):
+    kept = Kept()
+    hook = Curious(Copying(fraction_evaluate=0.0), kept, RULE, visibility=visibility)
+    answered(hook, make(lambda client, _: good(client))[1])
+    assert len(kept) == (3 if visibility == "individual" else 1)
+    assert len({id(one.params) for one in kept}) == 1
+    assert not any(one.sent for one in kept)
+    assert "is not captured" not in caplog.text
 
 
 def test_new_weights_are_taken_only_of_clients_that_send_them():
