@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_app.core.local import LocalRule, Tensors
 from fl_app.core.observation import Observation, Task, compatibility
 from fl_app.core.seeds import generator
+from fl_app.core.space import Space
 from fl_app.core.spec import Checked, text_of
 from fl_app.store.files import checksum, load_tensors, save_tensors
 
@@ -60,6 +61,8 @@ class Public(NamedTuple):
 
     x: Tensor
     y: Tensor
+    a: Tensor | None = None
+    """Of images with attributes: the place of each one's value in every column, int64 (n, columns)."""
 
 
 class Facts(NamedTuple):
@@ -119,6 +122,10 @@ class Attack(Checked, ABC):
     def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
         """What it learns from public examples at the weights and the rule of an observation; needs `trained`."""
         return {}
+
+    def learns_from(self, space: Space) -> bool:
+        """Whether it learns from public examples of such a space, if there are any."""
+        return self.trained
 
     @property
     def learned(self) -> Tensors:
@@ -184,7 +191,8 @@ def _made_of(attack: Attack, task: Task, seen: Observation, public: Public, seed
     network = (repr(task.model), [(name, value.shape) for name, value in seen.params.items()]) if attack.at_model else ()
     made_of = repr((text_of(attack, {}), seed if attack.at_weights or attack.at_model else 0, at, *network))
     weights = {f"weights {name}": value for name, value in seen.params.items()} if attack.at_weights else {}
-    return checksum(weights | public._asdict(), made_of)[:32]
+    given = {name: value for name, value in public._asdict().items() if value is not None}
+    return checksum(weights | given, made_of)[:32]
 
 
 def _checked_guess(guess: Guess, seen: Sequence[Observation], task: Task) -> Guess:

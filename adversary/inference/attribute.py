@@ -1,38 +1,50 @@
-"""An attribute of rows that are known up to it: which values explain the update."""
+"""An attribute of a client's examples: of rows that are known up to it, or of images, learned from those of others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
-from adversary.base import Attack, AttackError, Belief, Facts, Informed
+from adversary.base import Attack, AttackError, Belief, Facts, Informed, Public
+from adversary.inference import updates
 from adversary.inference.base import asked_of, gradients, sent
+from fl_app.core.local import Tensors
 from fl_app.core.observation import Candidates, Observation, Task
+from fl_app.core.space import Space, attribute_values
+from fl_app.core.table import Rows
 
 SWEEPS = 20
 """Most times that the values of all rows are gone over."""
 SIMULATED = 2
 """The same where each try goes through a defense."""
-THROUGH = "passes each batch that it tries through the defense, but for noise of a known law"
+THROUGH = "passes each batch that it tries or learns from through the defense, but for noise of a known law"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attribute(Attack):
-    """Of each row of a batch the value of one column, given all others and the class: that whose gradients match.
+    """Of each row of a batch the value of one column, given all others and the class; of images the one that most have.
 
     The update is the mean of the rows' gradients, and so linear in the choices of values: least squares gives a first choice,
     then one row after the other takes the value with which the cosine is largest, until nothing changes. A value's score is
     the cosine with it and with the others' last choices. Entries that are zero in the update are left out: a defense took them.
+
+    An image cannot be known up to its attribute. There the share of each value in a batch is learned by ridge regression from
+    public batches in which all values are about as frequent, as `property` learns its own (Melis et al. 2019; the model is
+    ours).
     """
 
+    trained: ClassVar[bool] = True
     column: Annotated[str, Field(min_length=1)]
     through: str = ""
-    """The spec of the defense that batches are passed through, each with one row changed from what is chosen for the others."""
+    """The spec of the defense that batches are passed through, of rows each with one changed from what is chosen for others."""
     draws: Annotated[int, Field(ge=1, le=1000)] = 4
-    """How often, where the defense draws in another way than by adding noise."""
+    """How often, where the defense draws in another way than by adding noise; of rows."""
+    batches: Annotated[int, Field(ge=20, le=10**5)] = 600
+    """Public batches to learn from; of images."""
 
     @property
     def question(self) -> str:  # type: ignore[override]
@@ -43,8 +55,32 @@ class Attribute(Attack):
         """The same, with candidates that went through the defense."""
         return [Informed("", replace(self, through=defense), THROUGH)] if defense != "none" else []
 
+    def learns_from(self, space: Space) -> bool:
+        """Of rows there is nothing to learn."""
+        return not isinstance(space, Rows)
+
+    def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
+        """The directions (values, size) and the middle (size,) of the sizes of updates of public images."""
+        if not self.learns_from(task.space):
+            return {}
+        places = updates.public_attribute(task, public, self.column)
+        counts = places.bincount(minlength=len(attribute_values(task.space, self.column)))
+        if int((counts > 0).sum()) < 2:
+            raise AttackError(f"all public examples have the same '{self.column}': there is nothing to learn from")
+        examples = self.batches * seen.num_examples
+        chosen = torch.multinomial(1 / counts[places].cpu(), examples, replacement=True, generator=rng).view(self.batches, -1)
+        found = updates.sizes(updates.simulated(task, seen, public, chosen, self.through, rng))
+        shares = F.one_hot(places[chosen], len(counts)).to(found).mean(1)
+        middle = found.mean(0)
+        return {"direction": updates.ridge(found - middle, shares - shares.mean(0)), "middle": middle}
+
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Belief:
         """Answer for each target by itself."""
+        if self.learns_from(task.space):
+            if not self.learned:
+                raise AttackError("the attribute of images is learned from public ones first, and there are none here")
+            found = updates.sizes(torch.stack([sent(one) for one in seen]))
+            return Belief((found - self.learned["middle"]) @ self.learned["direction"].T)
         pairs = zip(seen, streams, strict=True)
         return Belief(torch.stack([self._target(one, task, asked_of(one), stream) for one, stream in pairs]))
 

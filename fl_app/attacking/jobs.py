@@ -67,7 +67,7 @@ class Learning(NamedTuple):
     """What an attack that is trained first learns from, and where what it learned is kept."""
 
     public: Path
-    """A file of public examples: x (n, *shape), y int64 (n,)."""
+    """A file of public examples: x (n, *shape), y int64 (n,); of images with attributes, a int64 (n, columns)."""
     folder: Path
 
 
@@ -116,7 +116,7 @@ def run_job(job: Job) -> list[Outcome]:
             continue
         seen = replace(_on(seen, job.device, moved), knowledge=_told(job.granted.get(key, seen.knowledge), job.device))
         # An attack that learns at weights is trained for those of each round by itself.
-        weights = id(seen.params) if attack.trained and attack.at_weights else None
+        weights = id(seen.params) if attack.learns_from(task.space) and attack.at_weights else None
         groups.setdefault((weights, *compatibility(seen)), []).append((key, seen))
     task.model.to(job.device)
     for members in groups.values():
@@ -166,14 +166,14 @@ def _run_group(job: Job, attack: Attack, task: Task, members: Sequence[Member]) 
 
 def _prepared(job: Job, attack: Attack, task: Task, seen: Observation) -> Attack:
     """The attack, after it has learned what it learns from public examples."""
-    if not attack.trained or (job.learning is None and not attack.needs_public):
+    if not attack.learns_from(task.space) or (job.learning is None and not attack.needs_public):
         return attack
     if job.learning is None:
         raise AttackError("this attack learns from public examples first, and there are none here")
     tensors, _ = load_tensors(job.learning.public)
-    if tensors.keys() != {"x", "y"}:
+    if tensors.keys() - {"a"} != {"x", "y"}:
         raise RunError(f"{job.learning.public} does not hold public examples x and y")
-    public = Public(tensors["x"].to(job.device), tensors["y"].to(job.device))
+    public = Public(**{name: value.to(job.device) for name, value in tensors.items()})
     return attack.prepare(task, seen, public, job.seed, job.learning.folder)
 
 

@@ -211,7 +211,7 @@ class Session(CaptureSession):
                 return None  # the job reports the damaged file
         known = knowledge_of(self.assets, self.grants, key, params)
         asked = self.candidates(key) if self.built.question else None
-        return replace(known, public=known.public or self.built.trained, candidates=asked)
+        return replace(known, public=known.public or self.built.learns_from(self.assets.space), candidates=asked)
 
     def candidates(self, key: Key) -> Candidates:
         """What an inference attack is asked about a target: those in the file that was given, or drawn for the target."""
@@ -228,8 +228,12 @@ class Session(CaptureSession):
         """Examples of the test split, which no client holds and no target is made of, written once per run."""
         path = self.run.path / "public.safetensors"
         if not path.exists():
-            x, y = public_examples(self.assets)
-            save_tensors(path, {"x": x, "y": y}, {"what": "public examples for attacks that are trained first"})
+            public = zip("xya", public_examples(self.assets), strict=True)
+            save_tensors(
+                path,
+                {name: value for name, value in public if value is not None},
+                {"what": "public examples for attacks that are trained first"},
+            )
         # What depends on the weights of a round is of use to this run alone.
         folder = self.run.path / "learned" if self.built.at_weights else data.cache_dir() / "attacks"
         return Learning(path.absolute(), folder.absolute())

@@ -164,5 +164,5 @@ def _with_own_data(own: OwnConfig, assets: Assets) -> Assets:
         log.error("this client's own images are %s classes, those of the run %s classes", ours, theirs)
         raise Refused("this client's own data have another shape or number of classes than the run's data set")
     everything = torch.arange(len(found.train))
-    empty = data.Examples(found.train.x[:0], found.train.y[:0])
+    empty = found.train.part(slice(0))
     return replace(assets, splits=Splits(found.train, empty, empty), shares=[everything] * len(assets.shares))

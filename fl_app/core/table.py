@@ -100,10 +100,7 @@ class Rows:
 
     def values(self, column: str) -> tuple[str, ...]:
         """The values of a category; ValueError if there is none of that name."""
-        known = {one.name: one.values for one in self.columns if one.values}
-        if column not in known:
-            raise ValueError(f"there is no column of categories '{column}'; {suggest(column, known)}")
-        return known[column]
+        return values_of(self.columns, column)
 
     def right(self, x: Tensor, truth: Tensor, tolerance: float = TOLERANCE) -> Tensor:
         """Which cells of x (..., floats) are those of the truth, bool (..., columns): equal categories, numbers nearly so."""
@@ -121,6 +118,14 @@ class Rows:
             return column.values[int(cell)]
         range_ = column.high - column.low
         return f"{round(column.low + cell * range_, max(0, 3 - math.floor(math.log10(range_)))):g}"  # a thousandth of it
+
+
+def values_of(columns: Sequence[Column], name: str) -> tuple[str, ...]:
+    """The values of a category among some columns; ValueError if there is none of that name."""
+    known = {one.name: one.values for one in columns if one.values}
+    if name not in known:
+        raise ValueError(f"there is no column of categories '{name}'; {suggest(name, known)}")
+    return known[name]
 
 
 def number_column(name: str, values: Sequence[float], bounds: tuple[float, float] | None = None) -> Column:

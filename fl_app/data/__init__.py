@@ -18,6 +18,7 @@ from fl_app.core.errors import said, told
 from fl_app.core.places import cache_dir
 from fl_app.data.base import Arrays, DataError, Dataset, Examples, Recipe, statistics
 from fl_app.data.cifar import cifar10, cifar100
+from fl_app.data.derived import attributed
 from fl_app.data.folders import imagefolder, lfw, tiny_imagenet
 from fl_app.data.medmnist import medmnist
 from fl_app.data.mnist import fashion_mnist, mnist
@@ -30,6 +31,7 @@ from fl_app.store.files import PUBLIC
 log = logging.getLogger("thorns")
 
 DATASETS: dict[str, Callable[..., Recipe]] = {
+    "attributed": attributed,
     "cifar10": cifar10,
     "cifar100": cifar100,
     "csv": csv,
@@ -76,6 +78,7 @@ def _read_checked(recipe: Recipe, folder: Path) -> Arrays:
     if recipe.digest is not None and (found := digest_of(arrays)) != recipe.digest:
         raise ValueError(f"the content has the checksum {found}, not {recipe.digest}")
     _check_arrays(arrays)
+    _check_attributes(arrays, recipe)
     return {name: _own(tensor) for name, tensor in arrays.items()}
 
 
@@ -90,6 +93,15 @@ def _check_arrays(arrays: Arrays) -> None:
             raise DataError(f"{split}_y must hold at least one class, and none below 0")
         if x.dtype != torch.uint8 and not bool(((x >= 0) & (x <= 1)).all()):
             raise DataError(f"{split}_x must hold numbers in [0, 1]")
+
+
+def _check_attributes(arrays: Arrays, recipe: Recipe) -> None:
+    """Refuse attributes that do not fit their columns."""
+    most = torch.tensor([len(column.values) for column in recipe.attributes])
+    for split in ("train", "test", *(["val"] if "val_x" in arrays else [])) if recipe.attributes else ():
+        a, fits = arrays.get(f"{split}_a"), (len(arrays[f"{split}_y"]), len(most))
+        if a is None or a.dtype != torch.int64 or a.shape != fits or bool(((a < 0) | (a >= most)).any()):
+            raise DataError(f"{split}_a must be int64 {fits}, the place of each example's value in every column")
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -177,16 +189,20 @@ def _load_checked(path: Path) -> tuple[Arrays, dict[str, str]]:
         raise DataError(f"{path} is damaged ({error}); delete it, and it will be fetched again") from error
 
 
+def _examples(arrays: Arrays, split: str) -> Examples:
+    return Examples(arrays[f"{split}_x"], arrays[f"{split}_y"], arrays.get(f"{split}_a"))
+
+
 @lru_cache(maxsize=4)
 def load(text: str) -> Dataset:
     """The data set of a spec, fetched if needed; one copy per process."""
     recipe = recipe_of(text)
     arrays, notes = _load_checked(fetch(recipe))
-    train, test = (Examples(arrays[f"{split}_x"], arrays[f"{split}_y"]) for split in ("train", "test"))
-    validation = Examples(arrays["val_x"], arrays["val_y"]) if "val_x" in arrays else None
+    train, test = (_examples(arrays, split) for split in ("train", "test"))
+    validation = _examples(arrays, "val") if "val_x" in arrays else None
     mean, std = (tuple(json.loads(notes[key])) for key in ("mean", "std"))
     classes = recipe.num_classes or int(train.y.max()) + 1
-    return Dataset(recipe.key, train, test, classes, mean, std, validation, recipe.columns)
+    return Dataset(recipe.key, train, test, classes, mean, std, validation, recipe.columns, recipe.attributes)
 
 
 __all__ = ["DATASETS", "DataError", "Dataset", "Examples", "cache_dir", "cached_file", "fetch", "load", "recipe_of"]

@@ -14,7 +14,7 @@ from fl_app.data.sources import Source
 Arrays = dict[str, Tensor]
 """train_x, test_x: uint8 (n, channels, height, width), or rows as float32 (n, floats); train_y, test_y: int64 (n,).
 
-val_x, val_y where published.
+val_x, val_y where published. Images may have attributes, train_a, test_a, val_a: int64 (n, columns), places of values.
 """
 LEAST_SPREAD = 0.1
 """Of a float of a row: a rare category would else be fed to models at many times the size of all others (ours)."""
@@ -30,6 +30,8 @@ class Examples:
 
     x: Tensor
     y: Tensor
+    a: Tensor | None = None
+    """Of images with attributes: the place of each one's value in every column, int64 (n, columns)."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -38,6 +40,10 @@ class Examples:
         """The examples at these positions, with x as float32 in [0, 1]."""
         x = self.x[positions]
         return (x.float().div_(255) if x.dtype == torch.uint8 else x.clone()), self.y[positions]
+
+    def part(self, positions: Tensor | slice) -> "Examples":
+        """Some of them."""
+        return Examples(self.x[positions], self.y[positions], None if self.a is None else self.a[positions])
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,8 @@ class Dataset:
     """Only where the data set publishes one."""
     columns: tuple[Column, ...] = ()
     """Of a table: what its floats stand for."""
+    attributes: tuple[Column, ...] = ()
+    """Of images: what the columns beside them are."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -63,7 +71,7 @@ class Dataset:
     @property
     def space(self) -> Space:
         """What an example is."""
-        return Rows(self.columns) if self.columns else Images(self.input_shape)
+        return Rows(self.columns) if self.columns else Images(self.input_shape, self.attributes)
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,8 @@ class Recipe:
     """Of a folder of somebody's own: a checksum of the relative paths of its images; of a table, of its columns."""
     columns: tuple[Column, ...] = ()
     """Of a table: its columns, which are public."""
+    attributes: tuple[Column, ...] = ()
+    """Of images with attributes: their columns of categories, whose names and values are public."""
 
 
 def statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -3,22 +3,21 @@
 import hashlib
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
 
 from fl_app.core.machine import gigabytes, memory
-from fl_app.core.seeds import generator
+from fl_app.data.attributes import Beside, read_beside
 from fl_app.data.base import Arrays, DataError, Recipe
 from fl_app.data.files import find, read_image
 from fl_app.data.sources import Official
+from fl_app.data.splits import Share, hold_out
 
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"}
 Labelled = list[tuple[Path, int]]
-T = TypeVar("T")
 Side = Annotated[int, Field(ge=8, le=1024)]
-Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -44,13 +43,6 @@ def labelled(folder: Path, classes: list[str]) -> Labelled:
     return found
 
 
-def hold_out(examples: list[T], share: float) -> tuple[list[T], list[T]]:
-    """Split off a share for testing, the same on every machine."""
-    order = torch.randperm(len(examples), generator=generator(0, "hold-out")).tolist()
-    cut = max(1, round(share * len(examples)))
-    return [examples[i] for i in sorted(order[cut:])], [examples[i] for i in sorted(order[:cut])]
-
-
 def decode(train: Labelled, test: Labelled, size: int | None, mode: str = "RGB") -> Arrays:
     """Read the image files of both splits."""
     room = 2 * (len(train) + len(test)) * len(mode) * (size or 0) ** 2  # for a moment each image is there twice
@@ -64,16 +56,24 @@ def decode(train: Labelled, test: Labelled, size: int | None, mode: str = "RGB")
     return arrays
 
 
-def read_imagefolder(folder: Path, size: int, test_share: float, mode: str = "RGB") -> Arrays:
-    """`class/*.png`, or `train/class/*.png` beside `test/class/*.png` (or `val/`)."""
+def read_imagefolder(folder: Path, size: int, test_share: float, mode: str = "RGB", beside: Beside | None = None) -> Arrays:
+    """`class/*.png`, or `train/class/*.png` beside `test/class/*.png` (or `val/`), with the attributes of each image."""
+    train, test = _parts(folder, test_share)
+    arrays = decode(train, test, size, mode)
+    if beside is not None:
+        for split, examples in (("train", train), ("test", test)):
+            arrays[f"{split}_a"] = beside.of([path for path, _ in examples], folder)
+    return arrays
+
+
+def _parts(folder: Path, test_share: float) -> tuple[Labelled, Labelled]:
     if (folder / "train").is_dir():
         held = next((folder / name for name in ("test", "val", "valid") if (folder / name).is_dir()), None)
         if held is None:
             raise DataError(f"{folder} has a train folder but neither test, val nor valid")
         classes = classes_of(folder / "train")
-        return decode(labelled(folder / "train", classes), labelled(held, classes), size, mode)
-    train, test = hold_out(labelled(folder, classes_of(folder)), test_share)
-    return decode(train, test, size, mode)
+        return labelled(folder / "train", classes), labelled(held, classes)
+    return hold_out(labelled(folder, classes_of(folder)), test_share)
 
 
 def read_lfw(folder: Path, size: int, min_images: int, test_share: float) -> Arrays:
@@ -98,18 +98,24 @@ def read_tiny_imagenet(folder: Path) -> Arrays:
 
 
 def imagefolder(*, path: str, size: Side = 32, grey: bool = False, test_share: Share = 0.2) -> Recipe:
-    """Any folder of class folders (NIH chest X-ray comes that way); images are scaled and cropped to size x size."""
+    """Any folder of class folders (NIH chest X-ray comes that way); images are scaled and cropped to size x size.
+
+    An attributes.csv in it says more of each image: its first column is `file`, the path within the folder.
+    """
     root = Path(path).expanduser().resolve()
     classes = classes_of(root / "train" if (root / "train").is_dir() else root)
     # The cache must not outlive a change of the folder: names, sizes and times are part of its key.
     listing = "\n".join(f"{p}:{(s := p.stat()).st_size}:{s.st_mtime_ns}" for p in images_in(root))
-    key = hashlib.sha256(f"{listing}:{size}:{grey}:{test_share}".encode()).hexdigest()[:16]
+    beside = read_beside(root)
+    told = f":{beside}" if beside else ""
+    key = hashlib.sha256(f"{listing}:{size}:{grey}:{test_share}{told}".encode()).hexdigest()[:16]
     paths = "\n".join(p.relative_to(root).as_posix() for p in images_in(root))
     return Recipe(
         key=f"imagefolder-{key}",
-        read=lambda _: read_imagefolder(root, size, test_share, "L" if grey else "RGB"),
+        read=lambda _: read_imagefolder(root, size, test_share, "L" if grey else "RGB", beside),
         num_classes=len(classes),
         paths=hashlib.blake2b(paths.encode(errors="surrogateescape"), digest_size=8).hexdigest(),
+        attributes=beside.columns if beside else (),
     )
 
 

@@ -1,12 +1,17 @@
 """Train, validation and test parts: as published, or by shares of everything."""
 
+from collections.abc import Sequence
 from math import isfinite
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import torch
+from pydantic import Field
 
 from fl_app.core.seeds import generator
 from fl_app.data.base import DataError, Dataset, Examples
+
+T = TypeVar("T")
+Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Splits(NamedTuple):
@@ -44,9 +49,18 @@ def split(dataset: Dataset, text: str, seed: int) -> Splits:
     parts = [dataset.train, dataset.test, *([dataset.validation] if dataset.validation else [])]
     shares = shares_of(text)
     if shares is None:
-        empty = Examples(dataset.train.x[:0], dataset.train.y[:0])
+        empty = dataset.train.part(slice(0))
         return Splits(dataset.train, dataset.validation or empty, dataset.test)
     x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+    beside = [part.a for part in parts if part.a is not None]
+    everything = Examples(x, y, torch.cat(beside) if beside else None)
     order = torch.randperm(len(y), generator=generator(seed, "split"))
     cuts = [round(shares[0] * len(y)), round((shares[0] + shares[1]) * len(y))]
-    return Splits(*(Examples(x[chosen], y[chosen]) for chosen in order.tensor_split(cuts)))
+    return Splits(*(everything.part(chosen) for chosen in order.tensor_split(cuts)))
+
+
+def hold_out(examples: Sequence[T], share: float) -> tuple[list[T], list[T]]:
+    """Split off a share for testing, the same on every machine."""
+    order = torch.randperm(len(examples), generator=generator(0, "hold-out")).tolist()
+    cut = max(1, round(share * len(examples)))
+    return [examples[i] for i in sorted(order[cut:])], [examples[i] for i in sorted(order[:cut])]

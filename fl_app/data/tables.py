@@ -18,7 +18,7 @@ from fl_app.core.errors import said
 from fl_app.core.spec import suggest
 from fl_app.core.table import Column, Rows, number_column
 from fl_app.data.base import Arrays, DataError, Recipe
-from fl_app.data.folders import Share, hold_out
+from fl_app.data.splits import Share, hold_out
 
 log = logging.getLogger("thorns")
 MISSING = {"", "?", "na", "n/a", "nan", "null", "none"}
@@ -73,14 +73,14 @@ def encode(table: Table, label: str, categorical: Names = (), drop: Names = (), 
             len(table.columns[label]),
         )
     kept = {name: [values[i].strip() for i in whole] for name, values in kept.items()}
-    y, classes = _categories("the label", label, kept.pop(label), MOST_CLASSES)
+    y, classes = categories("the label", label, kept.pop(label), MOST_CLASSES, "name another label")
     columns, cells = [], []
     for name, values in kept.items():
         numbers = None if name in categorical else _numbers(values)
         if numbers is None and name in said_bounds:
             raise DataError(f"the column '{name}' has bounds, and holds what is no number")
         if numbers is None:
-            places, own = _categories("the column", name, values, MOST_CATEGORIES)
+            places, own = categories("the column", name, values, MOST_CATEGORIES, f"leave it out with drop=['{name}']")
             columns.append(Column(name, values=own))
             cells.append(places.double())
             continue
@@ -113,13 +113,12 @@ def _numbers(values: Sequence[str]) -> list[float] | None:
     return found if all(map(math.isfinite, found)) else None
 
 
-def _categories(what: str, name: str, values: Sequence[str], most: int) -> tuple[Tensor, tuple[str, ...]]:
+def categories(what: str, name: str, values: Sequence[str], most: int, advice: str) -> tuple[Tensor, tuple[str, ...]]:
     """(the place of each value among all, int64 (n,); all of them in order: numbers by size, then text)."""
     numbers = _numbers(values)
     by_size = dict(zip(values, numbers, strict=True)) if numbers else {}
     own = sorted(set(values), key=lambda value: (by_size.get(value, 0.0), value))
     if not 2 <= len(own) <= most:
-        advice = "name another label" if most == MOST_CLASSES else f"leave it out with drop=['{name}']"
         raise DataError(f"{what} '{name}' has {len(own)} different values, not 2 to {most}: {advice}")
     place = {value: i for i, value in enumerate(own)}
     return torch.tensor([place[value] for value in values]), tuple(own)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fl_app.core.errors import said
 from fl_app.data.base import DataError, Recipe
-from fl_app.data.folders import Share
+from fl_app.data.splits import Share
 from fl_app.data.tables import Encoded, Table, encode, recipe
 
 TITANIC = Path("tests", "data", "openml", "id_40945", "data-v1-dl-16826755.arff.gz")

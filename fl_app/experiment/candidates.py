@@ -14,10 +14,10 @@ PUBLIC = 2000
 """The most public examples that an attack which is trained first is given."""
 
 
-def public_examples(assets: Assets) -> tuple[Tensor, Tensor]:
-    """The first examples of the test split, which no client holds and no target is made of."""
-    test = assets.splits.test
-    return test.at(torch.arange(min(PUBLIC, len(test))))
+def public_examples(assets: Assets) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(x, y, attributes) of the first of the test split, which no client holds and no target is made of."""
+    public = assets.splits.test.part(slice(0, PUBLIC))
+    return *public.at(slice(None)), public.a
 
 
 def held_out(assets: Assets, y: Tensor, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:

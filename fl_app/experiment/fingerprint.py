@@ -17,7 +17,7 @@ RECORD = "data.json"
 
 
 class Fingerprint(NamedTuple):
-    """A checksum of all examples with their classes, in order, and for a folder one of its relative paths."""
+    """A checksum of all examples with their classes and attributes, in order, and for a folder one of its relative paths."""
 
     content: str
     paths: str = ""
@@ -32,7 +32,7 @@ def fingerprint_of(dataset: str) -> Fingerprint:
     found = data.load(dataset)
     digest = hashlib.blake2b(digest_size=8)
     for part in (found.train, found.test, *([found.validation] if found.validation else [])):
-        for tensor in (part.x, part.y):
+        for tensor in (part.x, part.y, *([] if part.a is None else [part.a])):
             digest.update(str(tuple(tensor.shape)).encode())
             digest.update(tensor.contiguous().numpy().data)
     return Fingerprint(digest.hexdigest(), data.recipe_of(dataset).paths)

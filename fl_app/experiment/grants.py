@@ -9,6 +9,7 @@ from torch import Tensor
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Candidates, Knowledge
 from fl_app.core.seeds import generator
+from fl_app.core.space import attribute_values
 from fl_app.core.spec import suggest
 from fl_app.core.table import Rows
 from fl_app.data.batches import step_positions
@@ -68,31 +69,33 @@ def candidates_of(assets: Assets, key: tuple[int, int], question: str = "members
 
 
 def _completed(assets: Assets, key: tuple[int, int], column: str) -> Candidates:
-    """All that a target's clients used but for one column, with each of its values: the rows one after the other."""
+    """All that a target's clients used but for one column, with each of its values: the rows one after the other.
+
+    An image has its attribute in it and cannot be shown without: of images each value is asked about once, without an example.
+    """
+    if not isinstance(assets.space, Rows):
+        return _blank(assets, torch.arange(len(attribute_values(assets.space, column))))
     x, y = true_aggregate(assets, clients_behind(assets, key[1], key[0]), key[0])
-    filled = _rows(assets).filled(x.cpu(), column)
+    filled = assets.space.filled(x.cpu(), column)
     return Candidates(filled.flatten(0, 1), y.cpu().repeat_interleave(filled.shape[1]))
 
 
 def _having(assets: Assets, key: tuple[int, int], about: str) -> Candidates:
-    """A row that has a property, column=value, and nothing else: it stands for the question whether some row has it."""
+    """No example: it stands for the question whether some example has a property, column=value."""
     column, _, value = about.partition("=")
-    values = _rows(assets).values(column)
+    values = attribute_values(assets.space, column)
     if value not in values:
         raise ValueError(f"the column '{column}' has no value '{value}'; {suggest(value, values)}")
-    blank = torch.zeros(assets.space.shape)
-    return Candidates(_rows(assets).filled(blank, column)[values.index(value)][None], torch.zeros(1, dtype=torch.int64))
+    return _blank(assets, torch.tensor([values.index(value)]))
 
 
 def _classes(assets: Assets, key: tuple[int, int], about: str) -> Candidates:
     """Each class once, without an example."""
-    return Candidates(torch.zeros(assets.num_classes, *assets.space.shape), torch.arange(assets.num_classes))
+    return _blank(assets, torch.arange(assets.num_classes))
 
 
-def _rows(assets: Assets) -> Rows:
-    if not isinstance(assets.space, Rows):
-        raise ValueError("attributes and properties are columns of a table, and these examples are images")
-    return assets.space
+def _blank(assets: Assets, y: Tensor) -> Candidates:
+    return Candidates(torch.zeros(len(y), *assets.space.shape), y)
 
 
 def _members(assets: Assets, key: tuple[int, int], about: str) -> Candidates:

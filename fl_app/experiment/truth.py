@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fl_app.core.observation import Key
+from fl_app.core.space import attribute_of
 from fl_app.data.batches import round_positions
 from fl_app.experiment.assets import Assets
 from strategies.roster import sample_clients
@@ -15,6 +17,13 @@ def true_positions(assets: Assets, client: int, server_round: int) -> Tensor:
     share = assets.shares[client]
     wanted = assets.experiment.rule.num_examples
     return share[round_positions(assets.experiment.seed, client, server_round, wanted, len(share))]
+
+
+def true_attributes(assets: Assets, key: Key, column: str) -> Tensor:
+    """Which value of a column each example of a target has, int64 (n,)."""
+    clients = clients_behind(assets, key[1], key[0])
+    used = assets.splits.train.part(torch.cat([true_positions(assets, client, key[0]) for client in clients]))
+    return attribute_of(assets.space, column, used.x, used.a)
 
 
 def true_examples(assets: Assets, client: int, server_round: int) -> tuple[Tensor, Tensor]:

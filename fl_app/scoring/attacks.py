@@ -118,7 +118,10 @@ class Scoring:
         if believed.scores.shape != asked.y.shape:
             reason = f"{tuple(believed.scores.shape)} scores are not of the {len(asked.y)} candidates: attack it again"
             return TargetScore(round=target.round, client=target.client, status="failed", reason=reason)
-        truth = self._asked.truth(self.assets, key, asked)
+        truth = self._asked.truth(self.assets, key, asked, self.question.partition(":")[2])
+        if truth.shape != asked.y.shape:
+            reason = f"the {len(asked.y)} candidates are not those of {self.question}: leave --candidates out"
+            return TargetScore(round=target.round, client=target.client, status="failed", reason=reason)
         self._believed[key] = Believed(believed.scores.double().cpu(), truth)
         return target
 

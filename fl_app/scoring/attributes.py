@@ -7,10 +7,13 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fl_app.core.observation import Candidates, Key
+from fl_app.core.space import attribute_values
+from fl_app.core.table import Rows
 from fl_app.experiment.assets import Assets
-from fl_app.experiment.truth import clients_behind, true_aggregate
+from fl_app.experiment.truth import clients_behind, true_attributes
 from fl_app.scoring import roc
 from fl_app.scoring.base import Measure
 from fl_app.scoring.membership import Believed
@@ -31,22 +34,23 @@ LABELS = {
 }
 
 
-def _used(assets: Assets, key: Key) -> tuple[Tensor, Tensor]:
-    return true_aggregate(assets, clients_behind(assets, key[1], key[0]), key[0])
+def attribute(assets: Assets, key: Key, asked: Candidates, column: str) -> Tensor:
+    """Which candidates, each row with each value in turn, are the rows themselves: int8 (rows * values,).
+
+    Of images, for which each value was asked about once: the value that most of the target have, int8 (values,).
+    """
+    own, values = true_attributes(assets, key, column).cpu(), len(attribute_values(assets.space, column))
+    if not isinstance(assets.space, Rows):
+        own = own.bincount(minlength=values).argmax()[None]
+    return F.one_hot(own, values).flatten().to(torch.int8)
 
 
-def completed(assets: Assets, key: Key, asked: Candidates) -> Tensor:
-    """Which candidates, each row with each value in turn, are the rows themselves: int8 (rows * values,)."""
-    x = _used(assets, key)[0].cpu()
-    return (asked.x == x.repeat_interleave(len(asked.x) // len(x), 0)).all(-1).to(torch.int8)
+def having(assets: Assets, key: Key, asked: Candidates, about: str) -> Tensor:
+    """Whether some example of the target has the value that is asked about, column=value: int8 (1,)."""
+    return (true_attributes(assets, key, about.partition("=")[0]).cpu() == asked.y).any()[None].to(torch.int8)
 
 
-def having(assets: Assets, key: Key, asked: Candidates) -> Tensor:
-    """Whether some row of the target has what the one candidate has: int8 (1,)."""
-    return (_used(assets, key)[0].cpu() @ asked.x.T > 0.5).any(0).to(torch.int8)
-
-
-def most_frequent(assets: Assets, key: Key, asked: Candidates) -> Tensor:
+def most_frequent(assets: Assets, key: Key, asked: Candidates, about: str) -> Tensor:
     """The class of which the target's clients own most: int8 (classes,)."""
     owned = torch.cat([assets.shares[client] for client in clients_behind(assets, key[1], key[0])])
     counts = assets.splits.train.y[owned].bincount(minlength=len(asked.y))

@@ -52,7 +52,7 @@ def _owned(experiment: Experiment) -> frozenset[bytes]:
     return frozenset(one for part in parts for one in _prints(assets.splits.train.at(part)[0]))
 
 
-def membership(assets: Assets, key: Key, candidates: Candidates) -> Tensor:
+def membership(assets: Assets, key: Key, candidates: Candidates, about: str = "") -> Tensor:
     """The truth about candidates: MEMBER, OTHER or LEFT_OUT, int8 (n,), by whether the very example is there."""
     used = set(_prints(true_aggregate(assets, clients_behind(assets, key[1], key[0]), key[0])[0]))
     owned = _owned(assets.experiment)

@@ -22,8 +22,8 @@ FILE = "judged.safetensors"
 class Question(NamedTuple):
     """One question: the truth about the candidates of a target, and what scores of all targets come to."""
 
-    truth: Callable[[Assets, Key, Candidates], Tensor]
-    """int8 (candidates,): 1 yes, 0 no, -1 neither."""
+    truth: Callable[[Assets, Key, Candidates, str], Tensor]
+    """int8 (candidates,): 1 yes, 0 no, -1 neither; the text is what stands behind the question's colon."""
     rows: Callable[[Mapping[Key, Believed]], dict[Key, Row]]
     measures: Mapping[str, Measure]
     floor: Callable[[Mapping[Key, Believed]], Row]
@@ -31,7 +31,7 @@ class Question(NamedTuple):
 
 
 QUESTIONS: dict[str, Question] = {
-    "attribute": Question(attributes.completed, attributes.attribute_rows, attributes.ATTRIBUTE, attributes.attribute_floor),
+    "attribute": Question(attributes.attribute, attributes.attribute_rows, attributes.ATTRIBUTE, attributes.attribute_floor),
     "labels": Question(attributes.most_frequent, attributes.label_rows, attributes.LABELS, attributes.label_floor),
     "membership": Question(membership.membership, membership.rows_of, membership.MEASURES, lambda _: membership.floor()),
     "property": Question(attributes.having, attributes.property_rows, attributes.PROPERTY, attributes.property_floor),

@@ -125,14 +125,16 @@ def test_truth_of_questions(small):
     assets = assets_of(small.changed(dataset="table(kind='titanic')", model="mlp", run_dir=""))
     asked = candidates_of(assets, (1, 0), "attribute:sex")
     x, y = true_examples(assets, 0, 1)
-    truth = attributes.completed(assets, (1, 0), asked).view(len(y), 2)
+    truth = attributes.attribute(assets, (1, 0), asked, "sex").view(len(y), 2)
     assert torch.equal(truth.argmax(1), x[:, assets.space.places["sex"]].argmax(1))
     assert truth.sum(1).tolist() == [1] * len(y)
     about = candidates_of(assets, (1, 0), "property:embarked=Q")
-    assert attributes.having(assets, (1, 0), about).tolist() == [int(x[:, assets.space.places["embarked"]][:, 1].any())]
+    assert attributes.having(assets, (1, 0), about, "embarked=Q").tolist() == [
+        int(x[:, assets.space.places["embarked"]][:, 1].any())
+    ]
     classes = candidates_of(assets, (1, 0), "labels")
     counts = assets.splits.train.y[assets.shares[0]].bincount(minlength=2)
-    assert attributes.most_frequent(assets, (1, 0), classes).tolist() == [int(counts.argmax() == i) for i in range(2)]
+    assert attributes.most_frequent(assets, (1, 0), classes, "").tolist() == [int(counts.argmax() == i) for i in range(2)]
     assert isinstance(classes, Candidates)
     for question, why in [
         ("attribute:age", "no column of categories 'age'"),
@@ -140,5 +142,5 @@ def test_truth_of_questions(small):
     ]:
         with pytest.raises(ValueError, match=why):
             candidates_of(assets, (1, 0), question)
-    with pytest.raises(ValueError, match="these examples are images"):
+    with pytest.raises(ValueError, match="these examples have no attributes"):
         candidates_of(assets_of(small.changed(run_dir="")), (1, 0), "attribute:sex")
