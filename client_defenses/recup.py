@@ -10,8 +10,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from client_defenses.base import Defense, Memory
+from client_defenses.tools import bank as banks
 from fl_app.core.local import Step, Tensors
-from fl_app.core.space import Space
+from fl_app.core.space import Space, attribute_values
 from fl_app.core.spec import SpecError
 from fl_app.core.table import Rows
 
@@ -28,11 +29,13 @@ class RecUP(Defense):
     that was kept back (black box), as in meta-learning, and its size is bounded. Ours, as neither the paper nor its code is at
     hand:
 
-    - The substitutes are linear: ridge regressions on random halves of the gradient's entries. They learn from the client's own
-      examples with each value of the attribute in turn; the paper trains networks on gradients of other data.
+    - The substitutes are linear: ridge regressions on random halves of the gradient's entries. Of a table they learn from the
+      client's own rows with each value of the attribute in turn. An image cannot be had with another value: there they learn
+      from gradients of public images of the same classes, as the paper's networks do from gradients of other data.
     - The bound is on the L2 norm, `eps` times that of the gradient. Each step goes up the cross-entropy of the true values
-      under the substitutes at hand, and under the one kept back as it is after that step.
-    - `attribute` is a column of categories of a table; without one, the class is what is hidden.
+      under the substitutes at hand, and under the one kept back as it is after that step. Of images these are not the true
+      values, but those that the substitutes together believe in first.
+    - `attribute` is a column of categories, of a table or beside images; without one, the class is what is hidden.
 
     `expected` stays the identity: what is added depends on the client's examples and draws. An informed attacker takes it for
     noise of that size, or passes what it tries through this code.
@@ -44,14 +47,21 @@ class RecUP(Defense):
     steps: Annotated[int, Field(ge=1, le=1000)] = 10
     block: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] = (0, 0)
     """Where the floats of the attribute are, from and to; looked up by its name."""
+    bank: str = ""
+    """Public images with the attribute, by their name in the cache; runs make one where this is empty."""
+    alike: Annotated[int, Field(ge=1, le=1000)] = 8
+    """Public images of each value for each example of a batch."""
 
     def within(self, space: Space) -> "RecUP":
         """The defense with its attribute's place in a row."""
         if not self.attribute:
             return self
+        try:
+            attribute_values(space, self.attribute)
+        except ValueError as error:
+            raise SpecError(f"recup: {error}") from None
         if not isinstance(space, Rows):
-            raise SpecError(f"recup: attribute='{self.attribute}' is a column of a table, and these examples are images")
-        space.values(self.attribute)
+            return self
         place = space.places[self.attribute]
         return replace(self, block=(place.start, place.stop))
 
@@ -59,9 +69,15 @@ class RecUP(Defense):
         """The gradient with the perturbation."""
         if not self.eps:
             return grads
-        tried, shares = self._counterfactuals(step)
         flat = torch.cat([value.flatten().float() for value in grads.values()])
-        zoo = substitutes(tried, self.models, memory)
+        if self.attribute and self.block == (0, 0):
+            if not self.bank:
+                raise SpecError("recup does not know the place of its attribute: call within(space) first; images need a bank")
+            zoo = substitutes(self._public(step, memory), self.models, memory, paired=False)
+            shares = zoo.believed(flat)
+        else:
+            tried, shares = self._counterfactuals(step)
+            zoo = substitutes(tried, self.models, memory)
         moved = flat + self._perturbation(flat, zoo, shares, memory)
         parts = moved.split([value.numel() for value in grads.values()])
         return {name: part.view_as(value).to(value) for (name, value), part in zip(grads.items(), parts, strict=True)}
@@ -69,8 +85,6 @@ class RecUP(Defense):
     def _counterfactuals(self, step: Step) -> tuple[Tensor, Tensor]:
         """Gradients of each example with each value, (values, examples, size), and the true share of each value (values,)."""
         first, last = self.block
-        if self.attribute and last <= first:
-            raise SpecError("recup does not know the place of its attribute: call within(space) first")
         if self.attribute:
             number, shares = last - first, step.x[:, first:last].float().mean(0)
             x, y = step.x.repeat(number, 1), step.y.repeat(number)
@@ -83,9 +97,15 @@ class RecUP(Defense):
                 step.x.repeat(number, *[1] * (step.x.ndim - 1)),
                 torch.arange(number).to(step.y).repeat_interleave(len(step.y)),
             )
-        each = Step(step.params, step.model, x, y).per_example_gradients()
-        found = torch.cat([value.detach().flatten(1).float() for value in each.values()], 1)
-        return found.view(number, len(step.y), -1), shares
+        return _gradients(step, x, y).view(number, len(step.y), -1), shares
+
+    def _public(self, step: Step, memory: Memory) -> Tensor:
+        """Gradients of public images with each value, of the classes of the batch, (values, examples * alike, size)."""
+        x, y = banks.load(self.bank).alike(step.y, self.alike, memory.rng)
+        if x.shape[2:] != step.x.shape[1:]:
+            raise SpecError(f"recup: its public images are {tuple(x.shape[2:])}, those of the batch {tuple(step.x.shape[1:])}")
+        found = _gradients(step, x.flatten(0, 1).to(step.x), y.flatten().to(step.y))
+        return found.view(len(x), x.shape[1], -1)
 
     def _perturbation(self, flat: Tensor, zoo: "Zoo", shares: Tensor, memory: Memory) -> Tensor:
         """What is added, (size,), by steps of which one substitute learns only at the end."""
@@ -102,6 +122,12 @@ class RecUP(Defense):
         return delta
 
 
+def _gradients(step: Step, x: Tensor, y: Tensor) -> Tensor:
+    """The gradient of each example at a step's weights, (examples, size)."""
+    each = Step(step.params, step.model, x, y).per_example_gradients()
+    return torch.cat([value.detach().flatten(1).float() for value in each.values()], 1)
+
+
 class Zoo:
     """Linear models of an attribute, (values, size) each, with the entries that each sees and the middle of what it learned."""
 
@@ -113,14 +139,20 @@ class Zoo:
         logits = self.weights[k] @ (flat - self.middle)
         return (logits.softmax(0) - shares) @ self.weights[k]
 
+    def believed(self, flat: Tensor) -> Tensor:
+        """The value that all models together read off a gradient, as shares (values,)."""
+        logits = self.weights.mean(0) @ (flat - self.middle)
+        return F.one_hot(logits.argmax(), len(logits)).to(flat)
 
-def substitutes(tried: Tensor, number: int, memory: Memory) -> Zoo:
+
+def substitutes(tried: Tensor, number: int, memory: Memory, *, paired: bool = True) -> Zoo:
     """Ridge regressions from gradients (values, examples, size) to values, on random halves of the entries.
 
-    What tells the examples apart is taken out first: of each, the differences between values are learned.
+    Where the same examples are tried with each value, what tells them apart is taken out first: of each, the differences
+    between values are learned.
     """
     values, examples, size = tried.shape
-    spread = (tried - tried.mean(0)).flatten(0, 1)
+    spread = (tried - tried.mean(0 if paired else (0, 1))).flatten(0, 1)
     wanted = torch.eye(values).to(tried).repeat_interleave(examples, 0) - 1 / values
     found = []
     for _ in range(number):

@@ -33,7 +33,15 @@ from fl_app.scoring.metrics import METRICS
 from fl_app.scoring.score import score, summarize
 
 SEEDS = (0, 1, 2)
-DEFENSES = ("none", "soteria", "prune(ratio=0.9)", "recup(attribute=sex)", "dp_sgd(noise=0.01)", "dp_sgd(noise=0.1)")
+DEFENSES = (
+    "none",
+    "soteria",
+    "prune(ratio=0.9)",
+    "gradient_dropout",
+    "recup(attribute=sex)",
+    "dp_sgd(noise=0.01)",
+    "dp_sgd(noise=0.1)",
+)
 CELLS = {"cells": METRICS["cells"]}
 
 

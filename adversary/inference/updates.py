@@ -28,9 +28,10 @@ def simulated(task: Task, seen: Observation, public: Public, chosen: Tensor, def
         from adversary.informed.simulate import through  # only informed attackers know defenses
 
         return through(defense, task, seen, public.x[chosen], public.y[chosen], rng, 1)
-    shares = F.one_hot(chosen, len(public.y)).sum(1).to(public.x) / chosen.shape[1]
+    used, places = chosen.unique(return_inverse=True)
+    shares = F.one_hot(places, len(used)).sum(1).to(public.x) / chosen.shape[1]
     found, start = torch.zeros(()), 0
-    for part in gradients(task, seen, Candidates(public.x, public.y)):
+    for part in gradients(task, seen, Candidates(public.x[used], public.y[used])):
         found = found + shares[:, start : start + len(part)] @ part
         start += len(part)
     return found

@@ -3,11 +3,15 @@
 from collections import Counter
 
 import adversary
+import client_defenses
 from adversary import Facts, Informed
 from client_defenses import Chain, Defense
 from client_defenses.refiner import Refiner
 from fl_app.attacking.session import Session
 from fl_app.core.observation import Key
+from fl_app.core.spec import text_of
+from fl_app.experiment.config import Experiment
+from fl_app.experiment.evaluators import prepared
 from fl_app.experiment.grants import parse_grants
 
 AT_ONCE = 64
@@ -50,7 +54,17 @@ def informed_of(asked: Session, keys: list[Key]) -> list[Informed]:
         evaluator=_evaluator(asked.assets.defense),
         public=len(asked.assets.splits.test),
     )
-    return asked.built.informed(asked.experiment.defense, facts)
+    return asked.built.informed(_equipped(asked.experiment), facts)
+
+
+def _equipped(experiment: Experiment) -> str:
+    """The spec of the clients' defense with the public networks and images that it needs, where it needs some."""
+    plain = client_defenses.build(experiment.defense)
+    ready = prepared(plain, experiment.dataset, experiment.split)
+    if ready == plain:
+        return experiment.defense
+    parts = ready.parts if isinstance(ready, Chain) else (ready,)
+    return " + ".join(text_of(part, client_defenses.DEFENSES) for part in parts)
 
 
 def _evaluator(defense: Defense) -> str:

@@ -11,6 +11,8 @@ from fl_app.core.seeds import generator
 from fl_app.data.base import DataError, Dataset, Examples
 
 T = TypeVar("T")
+PUBLIC = 2000
+"""The most examples of the test part that count as public: attacks and defenses may learn from them."""
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 

@@ -7,11 +7,9 @@ from torch import Tensor
 
 from fl_app.core.observation import Candidates
 from fl_app.core.space import Space
+from fl_app.data.splits import PUBLIC
 from fl_app.experiment.assets import Assets
 from fl_app.store.files import RunError, load_tensors
-
-PUBLIC = 2000
-"""The most public examples that an attack which is trained first is given."""
 
 
 def public_examples(assets: Assets) -> tuple[Tensor, Tensor, Tensor | None]:

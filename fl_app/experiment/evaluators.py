@@ -13,11 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from client_defenses import Chain, Defense
+from client_defenses.recup import RecUP
 from client_defenses.refiner import Refiner
 from client_defenses.tools import evaluator as evaluation
 from client_defenses.tools.evaluator import EvaluatorError, EvaluatorFacts, EvaluatorTraining, ImageShape
 from fl_app import data
 from fl_app.data import photos
+from fl_app.experiment import banks
 from fl_app.store.locks import alone
 
 PHOTOS = "photos"
@@ -148,12 +150,15 @@ def _make(facts: EvaluatorFacts, public: PublicImages, path: Path, console: Cons
 
 
 def prepared(defense: Defense, clients: str, split: str = "official", console: Console | None = None) -> Defense:
-    """The defense with an evaluation network for each Refiner in it: its own, checked, or one that is made now.
+    """The defense with an evaluation network for each Refiner in it, its own, checked, or one that is made now.
 
-    The latter is named, not located: results must not depend on where the cache is.
+    RecUP gets public images where it hides an attribute of images.
+    What is made is named, not located: results must not depend on where the cache is.
     """
     if isinstance(defense, Chain):
         return replace(defense, parts=tuple(prepared(part, clients, split, console) for part in defense.parts))
+    if isinstance(defense, RecUP) and defense.attribute and not defense.bank and not data.load(clients).columns:
+        return replace(defense, bank=banks.ensure(clients, defense.attribute, split))
     if not isinstance(defense, Refiner):
         return defense
     if not defense.evaluator:

@@ -69,7 +69,7 @@ def test_counterfactuals_are_the_gradients_of_rows_with_another_value():
 
 def test_its_attribute_must_be_a_column():
     defense = client_defenses.build("recup(attribute=sex)")
-    with pytest.raises(SpecError, match="a column of a table, and these examples are images"):
+    with pytest.raises(SpecError, match="these examples have no attributes"):
         defense.within(Images((1, 4, 4)))
     with pytest.raises(ValueError, match="no column of categories 'age'; valid: job, sex"):
         client_defenses.build("recup(attribute=age) + prune").within(ROWS)
