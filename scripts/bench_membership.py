@@ -33,6 +33,7 @@ from fl_app.sweeps.work import attack, train
 SEEDS = (0, 1, 2)
 ATTACKS = ("loss", "series", "lira", "alignment", "likelihood_ratio")
 AT_UPDATES = ("alignment", "likelihood_ratio")
+"""Who knows the law of a noise uses the likelihood ratio, whichever of the two was asked for: there is one row of that."""
 OVERFIT = {"client-examples": 16, "batch-size": 8, "rounds": 300}
 HONEST = {"client-examples": 5000, "batch-size": 32, "rounds": 300}
 LATE = {"clients": 10, "capture": "150,200,250,300", "capture-clients": "0-2", "eval-every": 300}
@@ -81,8 +82,7 @@ def rows_of(case: Case, dataset: str, out: Path) -> list[str]:
                 attack(place, Attacking(text, (), True, False, False, ""))
         result = read_run(place)
         accuracies.append(result.last["accuracy"])
-        # Who knows the noise uses the likelihood ratio, whichever of the two was asked for: one row of it is enough.
-        for one in {one.attack: one for one in reversed(result.attacks)}.values():
+        for one in result.attacks:
             found.setdefault(f"{one.asked} ({one.who})" if one.who != "attack" else one.asked, []).append(one)
     accuracy = sum(accuracies) / len(accuracies)
     return [_row(case.name, f"{accuracy:.3f}", name, parts) for name, parts in found.items()]

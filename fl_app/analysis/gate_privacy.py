@@ -35,8 +35,7 @@ def at_rate(text: str) -> AtRate:
 
 def judge_membership(study: Study, limit: AtRate, attacks: Collection[str] = (), cells: Sequence[str] = ()) -> Ruling:
     """Hold the membership attacks on each cell against a share of members found."""
-    whole, name = Ruling(), f"tpr_at_{limit.rate:g}"
-    measure = Measure(title=name, higher_leaks=True, threshold=Threshold(limit.most, "asked for"), question=QUESTION)
+    whole = Ruling()
     for cell in chosen(study, cells):
         asked = [one for one in wanted(cell, attacks) if one.question == QUESTION]
         if not asked:
@@ -44,12 +43,14 @@ def judge_membership(study: Study, limit: AtRate, attacks: Collection[str] = (),
             words = f"run `thorns attack {run} --attack alignment`, or name one with --attack"
             whole.doubts.append(f"'{cell.name}': no scored membership attack: {words}")
         for one in asked:
-            whole.add(_at_rate(cell.name, one, name, measure, limit.rate))
+            whole.add(judge_members(cell.name, one, limit))
     return whole
 
 
-def _at_rate(cell: str, attack: AttackResult, name: str, measure: Measure, rate: float) -> Ruling:
-    attacker = Attacker([attack])
+def judge_members(cell: str, attack: AttackResult, limit: AtRate) -> Ruling:
+    """Hold one membership attack against a share of members found."""
+    attacker, rate, name = Attacker([attack]), limit.rate, f"tpr_at_{limit.rate:g}"
+    measure = Measure(title=name, higher_leaks=True, threshold=Threshold(limit.most, "asked for"), question=QUESTION)
     try:
         told = told_by(attacker)
     except RunError as error:

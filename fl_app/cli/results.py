@@ -93,6 +93,9 @@ def gate(
     worst: Annotated[bool, typer.Option("--worst", help="Judge the worst single target, not the mean.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole verdict as JSON.")] = False,
     truth: Annotated[Path | None, typer.Option(metavar="FILE", help="With --model: what the clients used.")] = None,
+    candidates: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --model and --tpr-at-fpr: examples x and y that it is about.")
+    ] = None,
     model: Model = None,
     input_shape: InputShape = "",
     classes: Classes = 10,
@@ -108,14 +111,14 @@ def gate(
         asked = _thresholds({"psnr": psnr, "ssim": ssim, "lpips": lpips}, limit or [])
         if model is None:
             own = {"--truth": truth, "--input-shape": input_shape, "--mean": mean, "--std": std, "--defense": defense}
-            only_for(ANOTHER_APP, own)
+            only_for(ANOTHER_APP, {**own, "--candidates": candidates})
             where = device.value if device else None
             verdict = _judge_study(
                 path, asked, attacks or [], cells or [], metric or [], tpr_at_fpr, empirical_epsilon, worst=worst, device=where
             )
         else:
-            only_for("runs and sweeps", {"--tpr-at-fpr": tpr_at_fpr, "--empirical-epsilon": empirical_epsilon is not None})
-            from fl_app.analysis.gate_app import judge_app
+            only_for("runs and sweeps", {"--empirical-epsilon": empirical_epsilon is not None})
+            from fl_app.analysis.gate_app import judge_app, members_of
             from fl_app.analysis.limits import limits_of
             from fl_app.attacking.audit import task_of
             from fl_app.experiment.assets import device_of
@@ -125,7 +128,17 @@ def gate(
             limits = limits_of(metrics, asked)
             task, place = task_of(model, input_shape, classes, mean, std), device_of(device.value if device else "cpu")
             verdict = judge_app(
-                errors, path, task, defense, limits, attacks or [], truth, worst=worst, metrics=metrics, device=place
+                errors,
+                path,
+                task,
+                defense,
+                limits,
+                attacks or [],
+                truth,
+                worst=worst,
+                metrics=metrics,
+                device=place,
+                members=members_of(tpr_at_fpr, candidates, task),
             )
     except (ValueError, RuntimeError, OSError):
         raise

@@ -1,7 +1,7 @@
 """Whether an attack told members from others: the truth about its candidates, and what its scores came to."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ class Believed(NamedTuple):
         return self.scores[self.truth == OTHER]
 
 
-def _prints(x: Tensor) -> list[bytes]:
+def prints(x: Tensor) -> list[bytes]:
     """A digest of each example, (n, *shape)."""
     rows = x.detach().cpu().contiguous().flatten(1).numpy()
     return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in rows]
@@ -49,14 +49,19 @@ def _owned(experiment: Experiment) -> frozenset[bytes]:
     """The digests of all examples that clients own."""
     assets = assets_of(experiment)
     parts = torch.cat(assets.shares).unique().split(CHUNK)
-    return frozenset(one for part in parts for one in _prints(assets.splits.train.at(part)[0]))
+    return frozenset(one for part in parts for one in prints(assets.splits.train.at(part)[0]))
 
 
 def membership(assets: Assets, key: Key, candidates: Candidates, about: str = "") -> Tensor:
     """The truth about candidates: MEMBER, OTHER or LEFT_OUT, int8 (n,), by whether the very example is there."""
-    used = set(_prints(true_aggregate(assets, clients_behind(assets, key[1], key[0]), key[0])[0]))
-    owned = _owned(assets.experiment)
-    known = [MEMBER if one in used else LEFT_OUT if one in owned else OTHER for one in _prints(candidates.x)]
+    used = true_aggregate(assets, clients_behind(assets, key[1], key[0]), key[0])[0]
+    return members_among(candidates, used, _owned(assets.experiment))
+
+
+def members_among(candidates: Candidates, used: Tensor, owned: Collection[bytes]) -> Tensor:
+    """The same by what a target used, (n, *shape), and the digests of what anybody has."""
+    own = set(prints(used))
+    known = [MEMBER if one in own else LEFT_OUT if one in owned else OTHER for one in prints(candidates.x)]
     return torch.tensor(known, dtype=torch.int8)
 
 

@@ -128,3 +128,27 @@ def test_a_truth_that_cannot_be_one_is_refused(theirs):
     truth.write_bytes(b"damaged")
     assert "truth.safetensors cannot be read" in app_gate("--truth", truth)[2]
     assert not (theirs / "attacks").exists()
+
+
+def test_members_of_another_app_are_found_among_candidates(theirs):
+    images = capture(theirs, "plain")
+    truth = save_truth(theirs / "truth.safetensors", images)
+    others = torch.rand(120, 1, 6, 6, generator=torch.Generator().manual_seed(9))
+    asked = theirs / "asked.safetensors"
+    save_file(
+        {"x": torch.cat([others, torch.stack(images)]), "y": torch.cat([torch.arange(120) % 3, torch.tensor([0, 1])])}, asked
+    )
+    words = ("--truth", truth, "--candidates", asked)
+    code, out, told = app_gate(*words, "--tpr-at-fpr", "0.01:0.05", attack=None)
+    assert code == LEAK, told
+    assert "tpr_at_0.01 mean 1 " in out
+    assert "granted: candidates" in out
+    assert "count as in nobody's data" in told
+    code, out, _ = app_gate(*words, "--tpr-at-fpr", "0.01:1.0", attack=None)
+    assert (code, out.split()[0]) == (PASSED, "PASSED")
+    code, _, told = app_gate("--truth", truth, "--tpr-at-fpr", "0.01:0.05", attack=None)
+    assert code == UNJUDGED
+    assert "needs --candidates FILE" in told
+    code, out, _ = app_gate(*words, "--tpr-at-fpr", "0.001:0.05", attack=None)
+    assert code == UNJUDGED
+    assert "too few to tell a rate of 0.001" in out
