@@ -73,7 +73,7 @@ class Study:
 def images(kind: str, column: str, rounds: int) -> Study:
     """One example per update: its attribute is asked for."""
     attacks = {"attribute_balanced": f"attribute(column={column}, batches=200)", "auc": "alignment"}
-    return Study(f"attributed(kind='{kind}')", "lenet5", rounds, 16, 16, 0.05, 1, 60, attacks, column)
+    return Study(f"attributed(kind='{kind}')", "lenet5", rounds, 16, 16, 0.02, 1, 60, attacks, column)
 
 
 STUDIES = {
@@ -93,7 +93,7 @@ STUDIES = {
         },
         "sex",
     ),
-    "digits": images("digits", "loop", 40),
+    "digits": images("digits", "loop", 60),
     "objects": images("objects", "flies", 80),
 }
 
