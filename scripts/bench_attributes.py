@@ -6,7 +6,7 @@
     .venv/bin/python scripts/bench_attributes.py --defenses none "recup(attribute=sex, eps=1.0)"
 
 Three seeds, FedSGD; the updates of some clients are kept in the first and the last round. Asked: an attribute (`attribute`:
-the sex of each passenger given all else; whether a digit has a loop, whether an object flies), whether a passenger embarked at
+the sex of each passenger given all else; whether a digit is odd, whether an object flies), whether a passenger embarked at
 Queenstown (`property`), and who of some candidates was in the batch (`alignment`). Naive attackers know nothing of the defense;
 informed ones pass what they try or learn from through it. No setting was chosen on these targets. ± is the half of the 95 %
 interval over targets.
@@ -93,7 +93,7 @@ STUDIES = {
         },
         "sex",
     ),
-    "digits": images("digits", "loop", 60),
+    "digits": images("digits", "odd", 60),
     "objects": images("objects", "flies", 80),
 }
 

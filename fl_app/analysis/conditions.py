@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, Protocol
 
 from fl_app.analysis.attackers import Attacker, attackers_of, worst, worst_informed, worst_naive
@@ -229,18 +230,28 @@ def _key(varied: dict[str, Any]) -> str:
 
 
 def measures_shown(conditions: Sequence[Condition], *places: str) -> dict[str, Measure]:
-    """The measures that belong into these places: those with a threshold, and those that have a value."""
+    """The measures that belong into these places: those with a value, and where something was rebuilt with a threshold."""
     known = {name: measure for one in conditions for name, measure in one.measures.items()} or dict(METRICS)
     wanted = {name: measure for name, measure in known.items() if measure.shown in places}
     valued = {name for name in wanted if any(each.worst(name) for each in conditions)}
+    if valued and all(known[name].question for name in valued):
+        return {name: one for name, one in wanted.items() if name in valued}
     of = "rows" if any(known[name].of == "rows" for name in valued) else "images"
     return {name: one for name, one in wanted.items() if name in valued or (one.threshold and one.of in ("any", of))}
 
 
 def floors_of(conditions: Sequence[Condition]) -> dict[str, list[Row]]:
-    """The blind floors that conditions share, by name: of the undefended one if it was attacked, else of the first with it."""
+    """The blind floors that conditions share, by name: of the undefended one if it was attacked, else of the first with it.
+
+    Floors of one name hold the measures of all questions that were asked.
+    """
     found: dict[str, list[Row]] = {}
     for one in sorted(conditions, key=lambda one: not one.undefended):
         for attacker in one.attackers:
-            found = {**attacker.floors(), **found}
+            for name, rows in attacker.floors().items():
+                before = found.get(name, [])
+                known = {measure for row in before for measure in row}
+                more = [{measure: value for measure, value in row.items() if measure not in known} for row in rows]
+                nothing: Row = {}
+                found[name] = [{**old, **new} for old, new in zip_longest(before, more, fillvalue=nothing) if old or new]
     return found

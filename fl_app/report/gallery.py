@@ -58,6 +58,11 @@ class Exhibit(NamedTuple):
     """How many targets there are to show."""
 
     @property
+    def measure(self) -> str:
+        """What its targets are ranked by."""
+        return self.condition.measures[self.condition.leading].title
+
+    @property
     def page(self) -> str:
         """The page of all targets, beside the tables."""
         return f"targets-{self.condition.number}.html"

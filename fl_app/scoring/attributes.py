@@ -22,16 +22,14 @@ from fl_app.scoring.target import Row
 Beliefs = Mapping[Key, Believed]
 
 ATTRIBUTE = {
-    "attribute_balanced": Measure(title="attribute, balanced accuracy", digits=2, higher_leaks=True, question="attribute"),
+    "attribute_balanced": Measure(title="attribute, balanced", digits=2, higher_leaks=True, question="attribute"),
     "attribute_accuracy": Measure(title="attribute accuracy", digits=2, higher_leaks=True, shown="files", question="attribute"),
 }
 PROPERTY = {
-    "property_balanced": Measure(title="property, balanced accuracy", digits=2, higher_leaks=True, question="property"),
+    "property_balanced": Measure(title="property, balanced", digits=2, higher_leaks=True, question="property"),
     "property_auc": Measure(title="property AUC", digits=2, higher_leaks=True, shown="files", question="property"),
 }
-LABELS = {
-    "label_balanced": Measure(title="most frequent class, balanced accuracy", digits=2, higher_leaks=True, question="labels")
-}
+LABELS = {"label_balanced": Measure(title="main class, balanced", digits=2, higher_leaks=True, question="labels")}
 
 
 def attribute(assets: Assets, key: Key, asked: Candidates, column: str) -> Tensor:
