@@ -137,9 +137,10 @@ def _shown(rank: str, run: RunResult, target: TargetScore, beside: Sequence[Atta
     note = f"the first {some} of {pictured.examples} examples" if pictured.examples > some else ""
     where = f"seed {run.experiment.seed}, {target.where}"
     if isinstance(assets.space, Rows):
-        whose = [f"{attacker.who}: {_numbers(own)}" for attacker, (_, own) in parts]
-        lines = _lines(assets.space, pictured, whose)
-        return Shown(rank, where, [], note, [column.name for column in assets.space.columns], lines)
+        reached = [f"{attacker.who}: {_numbers(own)}" for attacker, (_, own) in parts]
+        lines = _lines(assets.space, pictured, [attacker.who for attacker, _ in parts])
+        names = [column.name for column in assets.space.columns]
+        return Shown(rank, where, [], "; ".join([note, *reached] if note else reached), names, lines)
     rows = [("truth", [data_url(x) for x in pictured.truth], "")]
     for (attacker, (_, own)), rebuilt in zip(parts, pictured.rebuilt, strict=True):
         images = [] if rebuilt is None else [data_url(x) for x in rebuilt]
