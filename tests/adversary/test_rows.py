@@ -9,7 +9,10 @@ import adversary
 from adversary import AttackError, labels
 from adversary.search.problem import Problem
 from adversary.spaces import Cells
-from fl_app.core.observation import Knowledge, Task
+from fl_app import models
+from fl_app.core.local import LocalRule, local_update
+from fl_app.core.observation import Knowledge, Observation, Task
+from fl_app.core.table import Column, Rows
 from fl_app.scoring.matching import match
 from helpers.rows import ROWS, scene
 
@@ -45,6 +48,17 @@ def test_standard_rebuilds_rows():
     guess = adversary.build("standard")(seen, task, 0)
     assert cells(guess, x).min() == 1
     assert "rows" in adversary.build("standard").members(seen[0], task, 0)
+
+
+def test_standard_solves_for_rows_of_numbers_that_a_search_does_not_find():
+    numbers = Rows(tuple(Column(f"number {i}") for i in range(30)))
+    net, rng, rule = models.build("mlp", numbers.shape, 2, seed=3), torch.Generator().manual_seed(1), LocalRule(batch_size=8)
+    x, y, params = numbers.noise(8, rng), torch.randint(2, (8,), generator=rng), models.parameters_of(net)
+    update = local_update(net, params, x, y, rule)
+    seen = [Observation(params=params, update=update, rule=rule, num_examples=8, server_round=1)]
+    guess = adversary.build("standard")(seen, Task(net, numbers, 2), 0)
+    assert (guess.x[0][match(guess.x[0], x)] - x).abs().max() < 1e-3
+    assert "rows" not in guess.others[0]  # nobody had to search
 
 
 def test_a_category_stays_on_the_simplex(rng):
