@@ -46,7 +46,7 @@ DEFAULTS = {
     "ppfa": {"budget": 0.995},
     "prune": {"memory": False, "ratio": 0.9, "scope": "global"},
     "quantize": {"memory": False, "bits": 8, "stochastic": False},
-    "recup": {"eps": 0.5, "attribute": "", "models": 4, "steps": 10, "block": (0, 0)},
+    "recup": {"eps": 0.5, "attribute": "", "models": 4, "steps": 10, "block": (0, 0), "bank": "", "alike": 8},
     "refiner": {
         "alpha": 0.5,
         "beta": 1.0,
