@@ -152,9 +152,24 @@ MOST_EXAMPLES = 10**9
 
 
 def loss_of(model: nn.Module, params: Tensors, x: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy of `model` with weights `params`; `y` holds classes (batch,) or probabilities (batch, classes)."""
+    """Mean cross-entropy of `model` with weights `params`; `y` holds classes (batch,) or probabilities (batch, classes).
+
+    A model that answers each token, (batch, length, vocabulary), is a language model: see `next_token_loss`.
+    """
     # All parameters are given by name: looking for tied ones would cost a tenth of a small model's gradient.
-    return F.cross_entropy(functional_call(model, params, (x,), tie_weights=False), y)
+    logits = functional_call(model, params, (x,), tie_weights=False)
+    return F.cross_entropy(logits, y) if logits.ndim == 2 else next_token_loss(logits, x if y.ndim == 1 else y)
+
+
+def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
+    """Mean cross-entropy of each next token that is no padding (id 0): logits (batch, length, vocabulary), ids (batch, length).
+
+    Where x is no ids but embeddings, `y` holds the ids.
+    """
+    following = ids[:, 1:]
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), following.flatten(), reduction="none").view(following.shape)
+    real = (following != 0).to(loss)
+    return (loss * real).sum() / real.sum().clamp_min(1)
 
 
 class Step(NamedTuple):
