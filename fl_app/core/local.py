@@ -154,22 +154,22 @@ MOST_EXAMPLES = 10**9
 def loss_of(model: nn.Module, params: Tensors, x: Tensor, y: Tensor) -> Tensor:
     """Mean cross-entropy of `model` with weights `params`; `y` holds classes (batch,) or probabilities (batch, classes).
 
-    A model that answers each token, (batch, length, vocabulary), is a language model: see `next_token_loss`.
+    A language model answers each token with (batch, vocabulary, length) and is told the next ones, (batch, length); if it is
+    told classes of texts alone, its inputs are ids and the next ones are those.
     """
     # All parameters are given by name: looking for tied ones would cost a tenth of a small model's gradient.
     logits = functional_call(model, params, (x,), tie_weights=False)
-    return F.cross_entropy(logits, y) if logits.ndim == 2 else next_token_loss(logits, x if y.ndim == 1 else y)
+    return F.cross_entropy(logits, next_tokens(x) if logits.ndim == 3 and y.ndim == 1 else y)
 
 
-def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
-    """Mean cross-entropy of each next token that is no padding (id 0): logits (batch, length, vocabulary), ids (batch, length).
+NOTHING = -100
+"""What stands for the next token where there is none; cross_entropy leaves such places out."""
 
-    Where x is no ids but embeddings, `y` holds the ids.
-    """
-    following = ids[:, 1:]
-    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), following.flatten(), reduction="none").view(following.shape)
-    real = (following != 0).to(loss)
-    return (loss * real).sum() / real.sum().clamp_min(1)
+
+def next_tokens(ids: Tensor) -> Tensor:
+    """Ids (..., length) -> the token behind each, NOTHING at the end and where it is padding (id 0)."""
+    following = F.pad(ids[..., 1:], (0, 1))
+    return following.masked_fill(following == 0, NOTHING)
 
 
 class Step(NamedTuple):

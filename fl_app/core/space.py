@@ -1,4 +1,4 @@
-"""What an example is: an image in [0, 1], a row (`core.table`), token ids (`core.text`). Clamping, blind draws, checks are its business."""
+"""What an example is: an image, a row (`core.table`), text (`core.text`); its borders, blind draws and checks."""
 
 from dataclasses import dataclass
 from typing import Protocol
