@@ -16,12 +16,12 @@ from torch import Tensor
 from fl_app.core import spec
 from fl_app.core.errors import said, told
 from fl_app.core.places import cache_dir
+from fl_app.core.sources import SourceError
 from fl_app.data.base import Arrays, DataError, Dataset, Examples, Recipe, statistics
 from fl_app.data.cifar import cifar10, cifar100
 from fl_app.data.folders import imagefolder, lfw, tiny_imagenet
 from fl_app.data.medmnist import medmnist
 from fl_app.data.mnist import fashion_mnist, mnist
-from fl_app.data.sources import SourceError
 from fl_app.data.svhn import svhn
 from fl_app.data.tables import csv
 from fl_app.data.wheel import table

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fl_app.core.sources import Source
 from fl_app.core.space import Images, Space
 from fl_app.core.table import Column, Rows
-from fl_app.data.sources import Source
 
 Arrays = dict[str, Tensor]
 """train_x, test_x: uint8 (n, channels, height, width), or rows as float32 (n, floats); train_y, test_y: int64 (n,).
