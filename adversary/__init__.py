@@ -38,15 +38,21 @@ from adversary.presets import (
 )
 from adversary.search.matching import Matching
 from adversary.standard import Standard
+from adversary.text.bag_of_words import BagOfWords
+from adversary.text.closed_form import ClosedForm
+from adversary.text.dager import Dager
 from fl_app.core import spec
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
     "alignment": Alignment,
     "attribute": Attribute,
+    "bag_of_words": BagOfWords,
     "ci_net": CINet,
     "ci_net_lbfgs": CINetLBFGS,
+    "closed_form": ClosedForm,
     "cocktail_party": CocktailParty,
     "cosine_lbfgs": CosineLBFGS,
+    "dager": Dager,
     "dlg": DLG,
     "epochwise": Epochwise,
     "fishing": FishingReadout,
