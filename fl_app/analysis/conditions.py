@@ -15,8 +15,8 @@ from fl_app.scoring.target import Row
 APART = ("dataset", "split", "partition", "model", "targets")
 """Settings between which accuracies or leakage are not compared: each combination has its own curves and blind floors."""
 
-LEADING = ("psnr", "cells")
-"""Of images, of rows of a table."""
+LEADING = ("psnr", "cells", "rouge1")
+"""Of images, of rows of a table, of text."""
 
 
 class Find(Protocol):
@@ -233,7 +233,7 @@ def measures_shown(conditions: Sequence[Condition], *places: str) -> dict[str, M
     known = {name: measure for one in conditions for name, measure in one.measures.items()} or dict(METRICS)
     wanted = {name: measure for name, measure in known.items() if measure.shown in places}
     valued = {name for name in wanted if any(each.worst(name) for each in conditions)}
-    of = "rows" if any(known[name].of == "rows" for name in valued) else "images"
+    of = next((known[name].of for name in wanted if name in valued and known[name].of in ("rows", "text")), "images")
     return {name: one for name, one in wanted.items() if name in valued or (one.threshold and one.of in ("any", of))}
 
 

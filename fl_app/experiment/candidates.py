@@ -7,15 +7,21 @@ from torch import Tensor
 
 from fl_app.core.observation import Candidates
 from fl_app.core.space import Space
+from fl_app.data import load
 from fl_app.experiment.assets import Assets
 from fl_app.store.files import RunError, load_tensors
 
 PUBLIC = 2000
 """The most public examples that an attack which is trained first is given."""
+PUBLIC_TEXT = 20_000
+"""The most rows of public text."""
 
 
 def public_examples(assets: Assets) -> tuple[Tensor, Tensor]:
-    """The first examples of the test split, which no client holds and no target is made of."""
+    """The first examples of the test split, which no client holds and no target is made of; of text, public text."""
+    text = load(assets.experiment.dataset).public
+    if text is not None:
+        return text.at(torch.linspace(0, len(text) - 1, min(PUBLIC_TEXT, len(text))).long())
     test = assets.splits.test
     return test.at(torch.arange(min(PUBLIC, len(test))))
 
