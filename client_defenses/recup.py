@@ -14,6 +14,7 @@ from fl_app.core.local import Step, Tensors
 from fl_app.core.space import Space
 from fl_app.core.spec import SpecError
 from fl_app.core.table import Rows
+from fl_app.core.text import Tokens
 
 RIDGE = 0.1
 """Of the substitutes, as a share of the mean square of what they learn from (ours)."""
@@ -47,10 +48,12 @@ class RecUP(Defense):
 
     def within(self, space: Space) -> "RecUP":
         """The defense with its attribute's place in a row."""
+        if isinstance(space, Tokens):
+            raise SpecError("recup hides an attribute, a column of a table, and these examples are text")
         if not self.attribute:
             return self
         if not isinstance(space, Rows):
-            raise SpecError(f"recup: attribute='{self.attribute}' is a column of a table, and these examples are images")
+            raise SpecError(f"recup: attribute='{self.attribute}' is a column of a table, and these examples are no rows")
         space.values(self.attribute)
         place = space.places[self.attribute]
         return replace(self, block=(place.start, place.stop))

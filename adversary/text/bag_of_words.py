@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class BagOfWords(Attack):
     dealt out over the sentences, those with the largest rows first. The loss is the share of rows that are not zero.
     """
 
+    of_text: ClassVar[bool] = True
     select: Select = "threshold"
     """threshold: rows that are not zero; top: the largest ones before the widest gap, for updates full of noise."""
     labels: LabelRule = "count"

@@ -27,6 +27,7 @@ class ClosedForm(Attack):
     words of each place follow where no word occurs twice, and which sentence they are from does not.
     """
 
+    of_text: ClassVar[bool] = True
     proof: ClassVar[float | None] = EXACT
     labels: LabelRule = "count"
 

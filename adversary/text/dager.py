@@ -32,6 +32,7 @@ class Dager(Attack):
     with a single pooled token), batches stay unsorted. The loss is the relative distance of the update that the sentences have.
     """
 
+    of_text: ClassVar[bool] = True
     proof: ClassVar[float | None] = EXACT
     select: Select = "threshold"
     """threshold: words whose distance is below it; top: the nearest ones, for updates that a defense has changed."""

@@ -14,7 +14,7 @@ UNDECIDED = "not decided"
 BLIND = {
     "class mean": "mean image of the class",
     "class mode": "most frequent row of the class",
-    "frequent words": "most frequent words",
+    "common words": "most frequent words",
 }
 """The floor that an attack has to beat, of images, rows and text, and what it is."""
 

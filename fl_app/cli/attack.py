@@ -229,9 +229,10 @@ def _table(attackers: Sequence[Attacker], metrics: Mapping[str, Measure]) -> Tab
     ]
     table = Table("", *heads, box=None, header_style="bold", padding=(0, 1, 0, 0))
     for name, metric in metrics.items():
-        if metric.of != "any" and not any(one.summary(name).n for one in attackers):
+        summaries = [one.summary(name) for one in attackers]
+        if not any(one.n for one in summaries) and (metric.of != "any" or any(one.unavailable for one in summaries)):
             continue  # said below, once for all of its kind
-        entries = [_number(one.summary(name), interval=True) for one in attackers]
+        entries = [_number(one, interval=True) for one in summaries]
         if told:
             found = worst_informed(attackers, name, metric)
             entries.append("-" if found is None else f"{found.mean(name):.3f}")

@@ -77,6 +77,16 @@ class Exhibit(NamedTuple):
     """How many targets there are to show."""
 
     @property
+    def leading(self) -> str:
+        """What targets are sorted by."""
+        return self.condition.measures[self.condition.leading].title
+
+    @property
+    def sentences(self) -> bool:
+        """Whether texts are shown."""
+        return any(one.sentences for one in self.shown)
+
+    @property
     def page(self) -> str:
         """The page of all targets, beside the tables."""
         return f"targets-{self.condition.number}.html"

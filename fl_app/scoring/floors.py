@@ -88,7 +88,7 @@ def _mode(cells: Tensor) -> Tensor:
     return ordered[reach.argmax()]
 
 
-def frequent_words(text: Text, train: Examples, y: Tensor, rng: torch.Generator, excluded: Tensor) -> Tensor:
+def common_words(text: Text, train: Examples, y: Tensor, rng: torch.Generator, excluded: Tensor) -> Tensor:
     """The most frequent tokens of public text, as many as the truth has."""
     return _sentences(text, text.by_frequency.expand(len(y), -1)[:, : train.x.shape[1]], train.x[excluded])
 
@@ -113,7 +113,7 @@ def floors_for(space: Space, text: Text | None = None) -> dict[str, Floor]:
     """The floors of examples: the mean of a class is an image, and no good answer about cells or words."""
     if text is not None:
         words: dict[str, Floor] = {
-            "frequent words": partial(frequent_words, text),
+            "common words": partial(common_words, text),
             "random words": partial(random_words, text),
         }
         return {"same class": same_class, **words}
