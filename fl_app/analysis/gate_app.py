@@ -23,10 +23,12 @@ from fl_app.attacking.jobs import TaskSpec
 from fl_app.attacking.session import folder_name
 from fl_app.attacking.worker import InlineWorker
 from fl_app.core.ending import terminable
+from fl_app.core.text import Tokens
 from fl_app.scoring.answers import score_answer
 from fl_app.scoring.base import Metric, Tools
 from fl_app.scoring.metrics import METRICS
 from fl_app.scoring.target import lines_of
+from fl_app.scoring.text import Text
 from fl_app.store.captures import Captures
 from fl_app.store.files import write_atomic
 
@@ -99,7 +101,9 @@ def _attack_app(
     with terminable(), session.alone():
         with console.status(escape(attack[:60])):
             session.work(session.pending(keys), AT_ONCE)
-        tools = Tools(lpips=perceptual(limits))
+        # Vocabularies begin with what is frequent, and of another app's nothing else is known.
+        text = Text(task.space, task.space.vocabulary.words) if isinstance(task.space, Tokens) else None
+        tools = Tools(lpips=perceptual(limits) and text is None, text=text)
         targets = [score_answer(folder, key, used[key], session.failures(), metrics, tools).target for key in keys]
         write_atomic(folder / "scores.jsonl", lines_of(targets))
     return AttackResult(folder, attack, attack, "attack", ("defense",) if defense else (), targets, {}, None, {})

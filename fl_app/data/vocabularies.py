@@ -41,7 +41,7 @@ def vocabulary_of(tokenizer: TokenizerName, size: int) -> Vocabulary:
     """BERT's own vocabulary, or one of `size` tokens trained on IMDb unless that was done before."""
     if tokenizer == "bert":
         path = kept("bert-vocabulary.txt", "vocab.txt", MINILM, BERT_SHA)
-        return Vocabulary(tuple(path.read_text(encoding="utf-8").split("\n")[:-1]))
+        return read_vocabulary(path)
     path = cache_dir() / f"vocabulary-{tokenizer}-{size}.json"
     if not path.exists():
         texts = [one.text for one in public_texts()]
@@ -49,6 +49,11 @@ def vocabulary_of(tokenizer: TokenizerName, size: int) -> Vocabulary:
             if not path.exists():  # another process may have trained it meanwhile
                 write_atomic(path, written(train(texts, size)))
     return read(path)
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """The tokens in a file, one in a line, in the order of their ids; ValueError if these make no vocabulary."""
+    return Vocabulary(tuple(path.read_text(encoding="utf-8").rstrip("\n").split("\n")))
 
 
 def written(vocabulary: Vocabulary) -> str:
