@@ -25,14 +25,16 @@ import client_defenses
 from adversary import Attack, AttackError, Guess, Public
 from client_defenses import Memory
 from fl_app import data, models
-from fl_app.core.local import LocalRule, local_update
+from fl_app.core.local import LocalRule, Step, local_update
 from fl_app.core.observation import Knowledge, Observation, Task
 from fl_app.core.text import Tokens
 from fl_app.scoring import text as metrics
 from fl_app.scoring.score import summarize
 
-CHOOSING = 1000
-"""Where the sentences begin that settings were chosen on."""
+CHOOSING, LEARNING = 1000, 2000
+"""Where the sentences begin that settings were chosen on, and those that a network has learned from."""
+STEPS, RATE = 50, 0.05
+"""Of SGD on batches of 32, after which a network counts as trained: its norm layers have moved."""
 
 
 class Scene(NamedTuple):
@@ -52,17 +54,21 @@ class Scene(NamedTuple):
 
 
 def scene(
-    model: str, batch: int, targets: int, *, start: int = 0, defense: str = "none", grant: str = "", seed: int = 0
+    model: str, batch: int, targets: int, *, start: int = 0, defense: str = "none", grant: str = "", trained: bool = False
 ) -> Scene:
-    """Updates of an untrained network on sentences from a place of the training part on."""
+    """Updates of a network, new or after some rounds, on sentences from a place of the training part on."""
     source = data.load(f"rotten_tomatoes(tokenizer='{'bert' if model.startswith('minilm') else 'imdb'}')")
-    net = models.build(model, source.input_shape, source.num_classes, seed=seed)
+    net = models.build(model, source.input_shape, source.num_classes, seed=0)
     params, rule = models.parameters_of(net), LocalRule(batch_size=batch)
+    for step in range(STEPS if trained else 0):
+        own = slice(LEARNING + 32 * step, LEARNING + 32 * (step + 1))
+        slope = Step(params, net, *source.train.at(own)).gradient()
+        params = {name: value - RATE * slope[name] for name, value in params.items()}
     x, y = source.train.at(slice(start, start + targets * batch))
     x, y = x.view(targets, batch, -1), y.view(targets, batch)
     built, seen = client_defenses.build(defense).within(source.space), []
     for i in range(targets):
-        memory = Memory.fresh(1000 * seed + i)
+        memory = Memory.fresh(i)
         update = local_update(net, params, x[i], y[i], rule, lambda step, own=memory: built.protect(step, own))
         told = Knowledge(labels=y[i] if "labels" in grant else None, lengths=(x[i] != 0).sum(1) if "lengths" in grant else None)
         seen.append(
@@ -138,13 +144,21 @@ def closed(options: argparse.Namespace) -> None:
 
 
 def dager(options: argparse.Namespace) -> None:
-    """Frozen tables."""
+    """Frozen tables, at new weights and after some rounds."""
+    for trained in [False, True] if options.trained is None else [options.trained]:
+        _dager(options, trained=trained)
+
+
+def _dager(options: argparse.Namespace, *, trained: bool) -> None:
     for model in options.model or ["gpt", "bert"]:
         for batch in options.batch or ([1, 4] if model.startswith("minilm") else [1, 2, 4]):
-            at = scene(model, batch, options.targets or (50 if batch == 1 else 16))
+            at = scene(model, batch, options.targets or (50 if batch == 1 else 16), start=options.start, trained=trained)
             fits = [int((one != 0).sum()) < at.task.model.table.shape[1] - 4 for one in at.x]
             kept = [i for i, fit in enumerate(fits) if fit]
-            print(f"{model}, batch {batch}: {len(kept)} of {len(fits)} batches have fewer tokens than the width", flush=True)
+            print(
+                f"{model}, {'some rounds on' if trained else 'new'}, batch {batch}: {len(kept)} of {len(fits)} have fewer tokens than the width",
+                flush=True,
+            )
             at = at._replace(x=at.x[kept], y=at.y[kept], seen=[at.seen[i] for i in kept])
             measured("dager", options.attack[0] if options.attack else "dager", at)
 
@@ -179,6 +193,9 @@ def main() -> None:
     parser.add_argument("--targets", type=int)
     parser.add_argument("--attack", nargs="*")
     parser.add_argument("--start", type=int, default=0, help=f"first sentence; settings were chosen from {CHOOSING} on")
+    parser.add_argument(
+        "--trained", action=argparse.BooleanOptionalAction, help="of dager: weights some rounds on, or new ones"
+    )
     parser.add_argument("--grant", default="", help="labels, lengths")
     options = parser.parse_args()
     torch.set_num_threads(1)

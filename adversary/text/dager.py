@@ -1,4 +1,4 @@
-"""`dager`: the words of each place by the span of the first attention's inputs, sentences by that of the second."""
+"""`dager`: the words of each place by the span of the first attention's inputs, sentences by that of what it makes of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,15 +11,16 @@ from torch import Tensor
 from adversary.base import Attack, AttackError, Guess
 from adversary.labels import LabelRule, as_gradient
 from adversary.search.optimizers import Count
-from adversary.text.assembly import Judge, Words, chosen, decoded, encoded
+from adversary.text.assembly import Words, chosen, decoded, encoded
 from adversary.text.bag_of_words import Select
 from adversary.text.explained import explained
 from adversary.text.network import sentence, space_of, transformer_at
-from adversary.text.spans import Span, span_of, words_at
+from adversary.text.spans import First, Span, span_of
 from fl_app.core.observation import Observation, Task
 from fl_app.core.text import Tokens
-from fl_app.models.text import Transformer
 
+LAYERS = ("blocks.0.attention.qkv", "blocks.0.mlp.0")
+"""Whose inputs are words alone, and words among the others of their sentence."""
 EXACT = 1e-3
 """Relative distance of the update that proved sentences may leave (ours); rounding leaves 1e-5."""
 
@@ -28,8 +29,7 @@ EXACT = 1e-3
 class Dager(Attack):
     """DAGER (Petrov et al. 2024): no search over vectors, all words are tried against the span of a layer's gradient.
 
-    Exact while a batch has fewer tokens than the model is wide. Where the second block's gradient tells nothing (the last one
-    with a single pooled token), batches stay unsorted. The loss is the relative distance of the update that the sentences have.
+    Exact while a batch has fewer tokens than the model is wide. The loss is the relative distance of the sentences' update.
     """
 
     of_text: ClassVar[bool] = True
@@ -39,15 +39,15 @@ class Dager(Attack):
     threshold: Annotated[float, Field(gt=0, lt=1)] = 1e-4
     """Distance of a word from the first span; the paper's 1e-5 loses true words in float32."""
     second: Annotated[float, Field(gt=0, lt=1)] = 1e-3
-    """Distance of a sentence's words from the second span."""
+    """Mean distance of a sentence's words from both spans."""
     rank_rtol: Annotated[float, Field(gt=0, lt=1)] = 1e-6
     """Singular values up to this share of the largest are rounding."""
     candidates: Count = 8
     """Words that are tried at a place with select=top."""
     beam: Count = 1000
     """Sentences that are followed at once."""
-    restarts: Count = 32
-    """Random sentences from which those of an encoder are put together."""
+    trials: Count = 20_000
+    """Sentences that are tried before those of an encoder are what they are, at the least once for each end (ours)."""
     labels: LabelRule = "count"
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
@@ -56,31 +56,35 @@ class Dager(Attack):
         return Guess.stacked([self._target(one, task, stream) for one, stream in pairs])
 
     def _target(self, seen: Observation, task: Task, stream: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        proving = self.select == "threshold"
+        proving, number = self.select == "threshold", seen.num_examples
         space, network, gradient = space_of(task), transformer_at(task, seen.params), as_gradient(seen)
-        first = span_of(gradient, 0, self.select, self.rank_rtol)
-        if first is None:
+        # Query, key and value at once: the first token of a decoder has no gradient at its query.
+        near, behind = (span_of(gradient, layer, self.select, self.rank_rtol) for layer in LAYERS)
+        if near is None:
             width = network.table.shape[1]
             raise AttackError(f"the update has as many directions as the model is wide ({width}): more tokens than it can tell")
-        second = span_of(gradient, 1, self.select, self.rank_rtol) if len(network.blocks) > 1 else None
-        if second is not None and second.rank < first.rank:
-            second = None  # of the last block behind one pooled token: true words are not in it
-        judge = Judge(network, (first, second) if second else (first,), self.second if proving and second else 1.0)
-        words = self._words(network, first, space, seen)
-        found = encoded(words, judge, self.restarts, stream) if network.post else decoded(words, judge, self.beam)
-        rows = [sentence(list(one.ids), space) for one in chosen(found, seen.num_examples, proved=proving)]
-        rows += [sentence([], space)] * (seen.num_examples - len(rows))
-        x = torch.stack(rows).to(first.outside.device)
+        if behind is not None and behind.rank < near.rank:
+            behind = None  # of a last block behind one pooled token: true words are not in it
+        first, spans, tolerance = First(network), (near, behind), self.second if proving and behind else 1.0
+        words = self._words(first, near, space, seen)
+        if network.post:
+            found = encoded(words, first, spans, tolerance, number, self.trials, stream)
+        else:
+            found = decoded(words, first, spans, tolerance, self.beam)
+        rows = [sentence(list(one.ids), space) for one in chosen(found, number, proved=proving)]
+        rows += [sentence([], space)] * (number - len(rows))
+        x = torch.stack(rows).to(near.outside.device)
         y, distance = explained(x, seen, task, self.labels, stream)
         return x, y.to(x.device), distance
 
-    def _words(self, network: Transformer, span: Span, space: Tokens, seen: Observation) -> Words:
+    def _words(self, first: First, span: Span, space: Tokens, seen: Observation) -> Words:
         """The words that fit each place, until nothing does, and the places at which [SEP] fits."""
         vocabulary, number = space.vocabulary, seen.num_examples
         plain: list[list[int]] = []
+        everything = torch.arange(space.size, device=span.outside.device)
         last = torch.full((space.length,), torch.inf)
         for place in range(space.length):
-            far = span.distances(words_at(network, place))
+            far = span.distances(first.entering(first.stream(everything, torch.full_like(everything, place))))
             last[place] = far[vocabulary.sep]
             far[list(vocabulary.special)] = torch.inf
             most = self.beam if self.select == "threshold" else self.candidates * number

@@ -19,31 +19,35 @@ NOISE = (0.56, -0.95, 1.82, 1.43)
 
 
 class Span(NamedTuple):
-    """The inputs of a layer lie where `outside` (dim - rank, dim), orthonormal rows, is zero."""
+    """The inputs of a layer, each with a last entry of sqrt(dim), lie where `outside` (1 + dim - rank, 1 + dim) is zero.
+
+    That entry goes with the gradient of the bias (ours). Without it a norm layer that is as it was made lets b@j in wherever
+    a@i, a@j and b@i are true words at places: their vectors are dependent but for their lengths.
+    """
 
     outside: Tensor
     rank: int
 
     def distances(self, vectors: Tensor) -> Tensor:
         """How far the directions of vectors (..., dim) are from the span, in [0, 1]: (...)."""
-        far: Tensor = (F.normalize(vectors, dim=-1) @ self.outside.T).norm(dim=-1)
+        far: Tensor = (F.normalize(F.pad(vectors, (0, 1), value=_last(vectors)), dim=-1) @ self.outside.T).norm(dim=-1)
         return far
 
 
-def span_of(gradient: Tensors, block: int, select: Select, rtol: float) -> Span | None:
-    """The span of what enters a block's query, key and value at once; None where it leaves no room for a test.
-
-    All three, because the first token of a decoder has no gradient at its query.
-    """
-    weight = gradient.get(f"blocks.{block}.attention.qkv.weight")
+def span_of(gradient: Tensors, layer: str, select: Select, rtol: float) -> Span | None:
+    """The span of what enters a linear layer of a name; None where it leaves no room for a test."""
+    weight = gradient.get(f"{layer}.weight")
     if weight is None:
-        raise AttackError(f"the update has no gradient of block {block}'s attention, which tells the words")
-    # The inputs lie along the columns of the weight: its right singular vectors.
-    _, sizes, vectors = torch.linalg.svd(weight.double(), full_matrices=False)
+        raise AttackError(f"the update has no gradient of {layer}, which tells the words")
+    if not bool(weight.any()):
+        raise AttackError(f"the gradient of {layer} is zero and tells nothing")
+    # Its rows are sums of the inputs, so that its right singular vectors span these.
+    both = torch.cat([weight, _last(weight) * gradient[f"{layer}.bias"][:, None]], dim=1)
+    _, sizes, vectors = torch.linalg.svd(both.double(), full_matrices=False)
     if select == "threshold":
         rank = int((sizes > rtol * sizes[0]).sum())
     else:
-        share, factor = weight.shape[1] / weight.shape[0], 0.0
+        share, factor = both.shape[1] / both.shape[0], 0.0
         for coefficient in NOISE:
             factor = factor * share + coefficient
         rank = max(1, int((sizes > factor * sizes.median()).sum()))
@@ -52,11 +56,33 @@ def span_of(gradient: Tensors, block: int, select: Select, rtol: float) -> Span 
     return Span(vectors[rank:].to(weight), rank)
 
 
-def words_at(network: Transformer, place: int) -> Tensor:
-    """What all words are as they enter the first block's attention at a place, (vocabulary, dim)."""
-    table = network.table
-    places = network.places(torch.tensor([place], device=table.device))
-    x = table + places
-    # A word alone: neither norm looks at other places.
-    entered: Tensor = network.norm(x) if network.post else cast(Block, network.blocks[0]).norm1(x)
-    return entered
+def _last(vectors: Tensor) -> float:
+    return float(vectors.shape[-1] ** 0.5)
+
+
+class First(NamedTuple):
+    """The first block of a transformer, as words come into it."""
+
+    network: Transformer
+
+    @property
+    def block(self) -> Block:
+        """The block."""
+        return cast(Block, self.network.blocks[0])
+
+    def stream(self, ids: Tensor, places: Tensor) -> Tensor:
+        """Words at places, both (...), as the block is given them: (..., dim)."""
+        x: Tensor = self.network.table[ids] + self.network.places(places)
+        normed: Tensor = self.network.norm(x) if self.network.post else x
+        return normed
+
+    def entering(self, stream: Tensor) -> Tensor:
+        """What enters its attention."""
+        normed: Tensor = stream if self.network.post else self.block.norm1(stream)
+        return normed
+
+    def behind(self, stream: Tensor, three: Tensor) -> Tensor:
+        """What enters its second half, given queries, keys and values (n, places, 3 * dim) of whole sentences."""
+        x = stream + self.block.attention.mixed(three)
+        normed: Tensor = self.block.norm1(x) if self.network.post else self.block.norm2(x)
+        return normed

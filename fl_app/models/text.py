@@ -4,8 +4,7 @@ They take ids, or what the ids stand for: word vectors with a channel that says 
 defense that leaves the grid of words hands a model an ordinary x.
 """
 
-from collections.abc import Iterable
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -117,16 +116,6 @@ class Transformer(TextModel):
         x = lifted[..., :-1] + places
         normed: Tensor = self.norm(x) if self.post else x
         return normed
-
-    def entering(self, lifted: Tensor, number: int) -> list[Tensor]:
-        """What enters the attention of the first blocks, each (batch, length, dim)."""
-        keep, x, found = lifted[..., -1] > 0.5, self.embedded(lifted), list[Tensor]()
-        for block in cast(Iterable[Block], self.blocks):
-            found.append(x if self.post else block.norm1(x))
-            if len(found) == number:
-                break
-            x = block(x, keep)
-        return found
 
     def hidden(self, lifted: Tensor) -> Tensor:
         """What leaves the last block, (batch, length, dim): normalised in both."""

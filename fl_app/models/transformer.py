@@ -21,14 +21,18 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """(batch, tokens, dim) -> the same shape; only tokens where keep (batch, tokens) is True are seen."""
-        batch, tokens, dim = x.shape
-        split = self.qkv(x).view(batch, tokens, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
+        return self.mixed(self.qkv(x), keep)
+
+    def mixed(self, three: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Queries, keys and values (batch, tokens, 3 * dim) -> what attention makes of them, (batch, tokens, dim)."""
+        batch, tokens, dim = *three.shape[:2], three.shape[2] // 3
+        split = three.view(batch, tokens, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
         query, key, value = split.unbind(0)
         scores = query @ key.transpose(-2, -1) * (dim // self.heads) ** -0.5
         if keep is not None:
             scores = scores.masked_fill(~keep[:, None, None], MASKED)
         if self.causal:
-            later = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu(1)
+            later = torch.ones(tokens, tokens, dtype=torch.bool, device=three.device).triu(1)
             scores = scores.masked_fill(later, MASKED)
         out: Tensor = self.out((scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, tokens, dim))
         return out
