@@ -41,6 +41,7 @@ from adversary.standard import Standard
 from adversary.text.bag_of_words import BagOfWords
 from adversary.text.closed_form import ClosedForm
 from adversary.text.dager import Dager
+from adversary.text.lamp import TAG, LampCos, LampL1L2
 from fl_app.core import spec
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
@@ -62,6 +63,8 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "imprint": ImprintReadout,
     "inverting_gradients": InvertingGradients,
     "label_distribution": LabelDistribution,
+    "lamp_cos": LampCos,
+    "lamp_l1l2": LampL1L2,
     "likelihood_ratio": LikelihoodRatio,
     "lira": LiRA,
     "loki": LokiReadout,
@@ -77,6 +80,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "sme": SME,
     "spear": Spear,
     "standard": Standard,
+    "tag": TAG,
     "traps": TrapsReadout,
 }
 DEFAULT = "standard"

@@ -155,10 +155,8 @@ def _dager(options: argparse.Namespace, *, trained: bool) -> None:
             at = scene(model, batch, options.targets or (50 if batch == 1 else 16), start=options.start, trained=trained)
             fits = [int((one != 0).sum()) < at.task.model.table.shape[1] - 4 for one in at.x]
             kept = [i for i, fit in enumerate(fits) if fit]
-            print(
-                f"{model}, {'some rounds on' if trained else 'new'}, batch {batch}: {len(kept)} of {len(fits)} have fewer tokens than the width",
-                flush=True,
-            )
+            print(f"{model}, {'some rounds on' if trained else 'new'}, batch {batch}", flush=True)
+            print(f"  {len(kept)} of {len(fits)} batches have fewer tokens than the width", flush=True)
             at = at._replace(x=at.x[kept], y=at.y[kept], seen=[at.seen[i] for i in kept])
             measured("dager", options.attack[0] if options.attack else "dager", at)
 

@@ -15,12 +15,10 @@ from adversary.text.assembly import Words, chosen, decoded, encoded
 from adversary.text.bag_of_words import Select
 from adversary.text.explained import explained
 from adversary.text.network import sentence, space_of, transformer_at
-from adversary.text.spans import First, Span, span_of
+from adversary.text.spans import ATTENTION, BEHIND, First, Span, span_of
 from fl_app.core.observation import Observation, Task
 from fl_app.core.text import Tokens
 
-LAYERS = ("blocks.0.attention.qkv", "blocks.0.mlp.0")
-"""Whose inputs are words alone, and words among the others of their sentence."""
 EXACT = 1e-3
 """Relative distance of the update that proved sentences may leave (ours); rounding leaves 1e-5."""
 
@@ -59,7 +57,7 @@ class Dager(Attack):
         proving, number = self.select == "threshold", seen.num_examples
         space, network, gradient = space_of(task), transformer_at(task, seen.params), as_gradient(seen)
         # Query, key and value at once: the first token of a decoder has no gradient at its query.
-        near, behind = (span_of(gradient, layer, self.select, self.rank_rtol) for layer in LAYERS)
+        near, behind = (span_of(gradient, layer, self.select, self.rank_rtol) for layer in (ATTENTION, BEHIND))
         if near is None:
             width = network.table.shape[1]
             raise AttackError(f"the update has as many directions as the model is wide ({width}): more tokens than it can tell")

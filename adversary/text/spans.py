@@ -12,6 +12,8 @@ from fl_app.core.local import Tensors
 from fl_app.models.text import Transformer
 from fl_app.models.transformer import Block
 
+ATTENTION, BEHIND = "blocks.0.attention.qkv", "blocks.0.mlp.0"
+"""Layers whose inputs are words alone, and words among the others of their sentence."""
 ROOM = 4
 """Dimensions outside of the span that a test needs at least (ours): a random vector is as far from it then."""
 NOISE = (0.56, -0.95, 1.82, 1.43)
