@@ -23,6 +23,7 @@ from fl_app.core.observation import Observation, Task
 class TextSearch(Preset):
     """A search over word vectors, with a language model of public text where it moves words about."""
 
+    of_text: ClassVar[bool] = True
     trained: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
     at_weights: ClassVar[bool] = False
