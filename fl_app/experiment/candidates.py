@@ -34,8 +34,9 @@ def held_out(assets: Assets, y: Tensor, number: int, rng: torch.Generator) -> tu
     train, test = assets.splits.train, assets.splits.test
     free = torch.ones(len(train), dtype=torch.bool)
     free[torch.cat(assets.shares)] = False
+    told = min(PUBLIC, len(test)) if load(assets.experiment.dataset).public is None else 0
     wanted = torch.bincount(y.cpu(), minlength=assets.num_classes).double()
-    pools = [(train, free.nonzero()[:, 0]), (test, torch.arange(min(PUBLIC, len(test)), len(test)))]
+    pools = [(train, free.nonzero()[:, 0]), (test, torch.arange(told, len(test)))]
     weights = [_weights(wanted, split.y[positions]) for split, positions in pools]
     possible = [int((each > 0).sum()) for each in weights]
     place = 0 if possible[0] >= min(number, possible[1]) else 1
