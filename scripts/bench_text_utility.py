@@ -5,8 +5,7 @@
     .venv/bin/python scripts/bench_text_utility.py --only bow --seeds 1
 
 Four clients with batches of 32 (MiniLM: 16) and Adam on the server. Rounds and rates were chosen with seed 0, by the same test
-sentences;
-shown are other seeds, which change the network, the shares and the batches.
+sentences; shown are other seeds, which change the network, the shares and the batches.
 """
 
 import argparse

@@ -76,6 +76,10 @@ class Form(NamedTuple):
         )
 
 
+TEXTS = ("cola", "rotten_tomatoes", "sst2", "wikitext2")
+"""The names of these data sets."""
+
+
 def rotten_tomatoes(*, length: Length = 32, tokenizer: TokenizerName = "imdb", vocabulary: Size = 8000) -> Recipe:
     """Sentences of film reviews, positive or negative (Pang and Lee 2005): the published training split, cut by us.
 

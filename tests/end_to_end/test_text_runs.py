@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fl_app.core.text import SPECIAL
 from helpers.cli import thorns
-from helpers.small_text import DATA
+from helpers.small_text import DATA, WORDS
 
 SET = "said:sentences"
 MODEL = "bert(dim=16, depth=1, heads=2, freeze=False)"
@@ -116,7 +117,7 @@ def test_the_app_of_somebody_else_is_attacked_by_its_vocabulary(run):
     (place / "theirs").mkdir(exist_ok=True)
     if not (place / "theirs" / "captures").exists():
         (place / "theirs" / "captures").symlink_to(place / "text" / "captures")
-    words = "[PAD] [UNK] [CLS] [SEP] a the film plot cast is was not good bad fine dull great poor it and".split()
+    words = [*SPECIAL, *WORDS]
     (place / "vocab.txt").write_text("\n".join(words) + "\n")
     about = ["--model", "app:net", "--input-shape", "10", "--vocabulary", "vocab.txt", "--classes", "2"]
     found = thorns("attack", "theirs", "--attack", "closed_form", *about, cwd=place)
@@ -134,8 +135,7 @@ def test_the_truth_of_somebody_elses_text_is_held_against_it(run):
     truth = {f"round-0001/client-0{i}/x": torch.tensor([[2, 5, 3, *7 * [0]]]) for i in range(3)}
     truth |= {f"round-0001/client-0{i}/y": torch.zeros(1, dtype=torch.int64) for i in range(3)}
     save_file(truth, place / "truth.safetensors")
-    about = ["--model", "app:net", "--input-shape", "10", "--vocabulary", "20", "--classes", "2", "--truth", "truth.safetensors"]
-    (place / "theirs").mkdir(exist_ok=True)
-    found = thorns("gate", "text/captures", "--attack", "closed_form", *about, cwd=place)
+    about = ["--model", "app:net", "--input-shape", "10", "--vocabulary", "20", "--classes", "2"]
+    found = thorns("gate", "text/captures", "--attack", "closed_form", *about, "--truth", "truth.safetensors", cwd=place)
     assert found.returncode == 2, found.stdout + found.stderr
     assert "does not explain the captured update" in found.stdout + found.stderr
