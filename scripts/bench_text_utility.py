@@ -3,6 +3,7 @@
 
     .venv/bin/python scripts/bench_text_utility.py                  # about 25 minutes on one core
     .venv/bin/python scripts/bench_text_utility.py --only bow --seeds 1
+    .venv/bin/python scripts/bench_text_utility.py --floors         # what blind answers reach, seconds
 
 Four clients with batches of 32 (MiniLM: 16) and Adam on the server. Rounds and rates were chosen with seed 0, by the same test
 sentences; shown are other seeds, which change the network, the shares and the batches.
@@ -15,9 +16,18 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from fl_app import engines
+import torch
+
+from fl_app import data, engines
+from fl_app.core.seeds import generator
+from fl_app.core.text import Tokens
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.config import Experiment
+from fl_app.scoring.base import Tools
+from fl_app.scoring.floors import floors_for
+from fl_app.scoring.score import score
+from fl_app.scoring.text import Text, by_frequency
+from fl_app.scoring.text_metrics import TEXT
 from fl_app.store.lines import read_lines
 
 
@@ -59,12 +69,36 @@ def trained(recipe: Recipe, seed: int) -> tuple[dict[str, float], float]:
     return last, time.monotonic() - began
 
 
+def floors(number: int = 500) -> None:
+    """Print what blind answers reach on sentences of the training part, each a target of its own."""
+    found = data.load("rotten_tomatoes")
+    assert isinstance(found.space, Tokens)
+    assert found.public is not None
+    text = Text(found.space, by_frequency(found.space, found.public.x))
+    tools = Tools(lpips=False, text=text)
+    for name, floor in floors_for(found.space, text).items():
+        rows = []
+        for place in range(number):
+            true_x, true_y = found.train.at(torch.tensor([place]))
+            blind = floor(found.train, true_y, generator(0, name, place), torch.tensor([place]))
+            rows.append(score(blind, true_y, true_x, true_y, TEXT, tools).row())
+        words = []
+        for key in ("rouge1", "rouge2", "rouge_l", "token_f1", "exact", "rare_recall", "rouge1_lamp"):
+            values = sorted(value for row in rows if (value := row[key]) is not None)
+            words.append(f"{key} {mean(values):.1f} (99 % below {values[int(0.99 * len(values))]:.1f})")
+        print(f"{name}: {', '.join(words)}")
+
+
 def main() -> None:
     """Train and print one line per model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=RECIPES, help="one of the models")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--floors", action="store_true", help="blind answers instead of training")
     chosen = parser.parse_args()
+    if chosen.floors:
+        floors()
+        return
     for name in [chosen.only] if chosen.only else list(RECIPES):
         recipe = RECIPES[name]
         found = []
