@@ -140,5 +140,5 @@ def test_truth_of_questions(small):
     ]:
         with pytest.raises(ValueError, match=why):
             candidates_of(assets, (1, 0), question)
-    with pytest.raises(ValueError, match="these examples are images"):
+    with pytest.raises(ValueError, match="these examples are no rows of one"):
         candidates_of(assets_of(small.changed(run_dir="")), (1, 0), "attribute:sex")
