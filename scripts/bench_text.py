@@ -172,8 +172,8 @@ def lamp(options: argparse.Namespace) -> None:
 
 def speed(options: argparse.Namespace) -> None:
     """All targets at once against one after the other, with few iterations."""
-    for text in options.attack or ["lamp_cos(iterations=20)"]:
-        at = scene("bert", 1, options.targets or 16)
+    for text in options.attack or ["lamp_cos(iterations=20, draws=4, orders=4)"]:
+        at = scene((options.model or ["bert(depth=2)"])[0], 1, options.targets or 16)
         attack, (_, together) = adversary.build(text), attacked(adversary.build(text), at)
         alone = 0.0
         for i in range(len(at.seen)):

@@ -66,12 +66,10 @@ def test_the_closed_form_proves_a_sentence_and_no_wrong_one(text):
     assert torch.equal(guess.x, x)
     assert torch.equal(guess.y, y)
     assert (guess.loss <= ClosedForm.proof).all()
-    noisy = [
-        {k: v + 0.01 * torch.randn(v.shape, generator=torch.Generator().manual_seed(1)) for k, v in one.update.items()}
-        for one in seen
-    ]
-    for one, update in zip(seen, noisy, strict=True):
-        object.__setattr__(one, "update", update)
+    rng = torch.Generator().manual_seed(1)
+    for one in seen:
+        noisy = {name: value + 0.01 * torch.randn(value.shape, generator=rng) for name, value in one.update.items()}
+        object.__setattr__(one, "update", noisy)
     again = adversary.build("closed_form")(seen, task, 0)
     assert (again.loss > ClosedForm.proof).all()
 
