@@ -1,13 +1,13 @@
 """`bag_of_words`: which words a batch holds, read off the gradient of a trained word table."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from adversary.base import Attack, AttackError, Guess
+from adversary.base import Attack, AttackError, Facts, Guess, Informed
 from adversary.labels import LabelRule, as_gradient, infer
 from adversary.text.network import PLACES, WORDS, sentence, space_of
 from fl_app.core.local import Tensors
@@ -31,6 +31,12 @@ class BagOfWords(Attack):
     select: Select = "threshold"
     """threshold: rows that are not zero; top: the largest ones before the widest gap, for updates full of noise."""
     labels: LabelRule = "count"
+
+    def informed(self, defense: str, facts: Facts) -> list[Informed]:
+        """The largest rows, as a defense fills those of words that are not there."""
+        if defense == "none" or self.select == "top":
+            return []
+        return [Informed("ranked", replace(self, select="top"), "takes the largest rows, not those other than zero")]
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Read each target by itself."""

@@ -1,14 +1,14 @@
 """`dager`: the words of each place by the span of the first attention's inputs, sentences by that of what it makes of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversary.base import Attack, AttackError, Guess
+from adversary.base import Attack, AttackError, Facts, Guess, Informed
 from adversary.labels import LabelRule, as_gradient
 from adversary.search.optimizers import Count
 from adversary.text.assembly import Words, chosen, decoded, encoded
@@ -47,6 +47,12 @@ class Dager(Attack):
     trials: Count = 20_000
     """Sentences that are tried before those of an encoder are what they are, at the least once for each end (ours)."""
     labels: LabelRule = "count"
+
+    def informed(self, defense: str, facts: Facts) -> list[Informed]:
+        """A ranking, as a defense moves spans, and true words are still nearer than others."""
+        if defense == "none" or self.select == "top":
+            return []
+        return [Informed("ranked", replace(self, select="top"), "takes the nearest words in the place of those within a span")]
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Read each target by itself."""

@@ -9,7 +9,7 @@ from fl_app.core.spec import SpecError
 
 
 def lifted(step: Step, who: str) -> Step:
-    """The step with real numbers for inputs: token ids (batch, length) become (batch, length, dim + 1), as text models take them.
+    """The step with real numbers for inputs: token ids (batch, length) become word vectors (batch, length, dim + 1).
 
     A word table that is trained has no gradient then, as if it were frozen: what is sent of it is zero.
     """
