@@ -38,15 +38,22 @@ from adversary.presets import (
 )
 from adversary.search.matching import Matching
 from adversary.standard import Standard
+from adversary.text.bag_of_words import BagOfWords
+from adversary.text.closed_form import ClosedForm
+from adversary.text.dager import Dager
+from adversary.text.lamp import TAG, LampCos, LampL1L2
 from fl_app.core import spec
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
     "alignment": Alignment,
     "attribute": Attribute,
+    "bag_of_words": BagOfWords,
     "ci_net": CINet,
     "ci_net_lbfgs": CINetLBFGS,
+    "closed_form": ClosedForm,
     "cocktail_party": CocktailParty,
     "cosine_lbfgs": CosineLBFGS,
+    "dager": Dager,
     "dlg": DLG,
     "epochwise": Epochwise,
     "fishing": FishingReadout,
@@ -56,6 +63,8 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "imprint": ImprintReadout,
     "inverting_gradients": InvertingGradients,
     "label_distribution": LabelDistribution,
+    "lamp_cos": LampCos,
+    "lamp_l1l2": LampL1L2,
     "likelihood_ratio": LikelihoodRatio,
     "lira": LiRA,
     "loki": LokiReadout,
@@ -71,6 +80,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "sme": SME,
     "spear": Spear,
     "standard": Standard,
+    "tag": TAG,
     "traps": TrapsReadout,
 }
 DEFAULT = "standard"

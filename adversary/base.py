@@ -15,6 +15,7 @@ from fl_app.core.observation import Observation, Task, compatibility
 from fl_app.core.seeds import generator
 from fl_app.core.space import Space
 from fl_app.core.spec import Checked, text_of
+from fl_app.core.text import Tokens
 from fl_app.store.files import checksum, load_tensors, save_tensors
 
 LEAST_PUBLIC = 500
@@ -112,6 +113,8 @@ class Attack(Checked, ABC):
 
     proof: ClassVar[float | None] = None
     """The loss up to which an answer is exact by the attack's own evidence, without the truth; None: it proves nothing."""
+    of_text: ClassVar[bool] = False
+    """Whether it takes text; all others take images, and some rows of a table."""
     different_weights: ClassVar[bool] = False
     """Whether it takes an aggregate of clients that were sent different weights."""
 
@@ -168,6 +171,12 @@ class Attack(Checked, ABC):
         return None
 
     @final
+    def fits(self, space: Space) -> None:
+        """Refuse examples that the attack cannot be about."""
+        if isinstance(space, Tokens) and not self.of_text:
+            raise AttackError(f"{type(self).__name__} is no attack on text, as these examples are: see thorns list attacks")
+
+    @final
     def __call__(self, seen: Sequence[Observation], task: Task, seed: int) -> Guess | Belief:
         """Check the observations, run the attack, check the answer.
 
@@ -175,6 +184,7 @@ class Attack(Checked, ABC):
         """
         if not seen:
             raise AttackError("there is nothing to attack: no observation was given")
+        self.fits(task.space)
         first = compatibility(seen[0])
         for other in seen[1:]:
             if compatibility(other) != first:

@@ -12,13 +12,16 @@ from fl_app.core.local import LocalRule, Step, local_update
 from fl_app.core.observation import Candidates, Knowledge, Observation, Task
 from fl_app.core.space import Images, Space
 from fl_app.core.table import Column, Rows
+from fl_app.core.text import Tokens, Vocabulary
 from fl_app.models.fronts import PIXEL, Imprint, Loki
+from fl_app.models.text import bert
 from fl_app.models.vit import vit
 
 SIDE, CLASSES, TARGETS = 8, 4, 3
 ASKED = 20
 """Candidates beside those that a target used."""
 TABLE = Rows((Column("kind", ("a", "b", "c", "d")), *(Column(f"number {i}") for i in range(SIDE * SIDE - 4))))
+TEXT = Tokens(Vocabulary.numbered(60), 8)
 FITTED, FIT_RATE = 300, 1.0
 """Steps by which weights fit the targets, and their rate."""
 
@@ -64,6 +67,19 @@ def _transformer() -> nn.Module:
     return vit((1, SIDE, SIDE), CLASSES, patch=4, dim=8, depth=1, heads=2)
 
 
+def _worded() -> nn.Module:
+    return bert((TEXT.length, TEXT.size), CLASSES, dim=32, depth=2, heads=2, freeze=False)
+
+
+def sentences(y: Tensor, rng: torch.Generator) -> Tensor:
+    """Sentences of three to six words, those of a class with a word of its own, (number, length)."""
+    x = TEXT.noise(len(y), rng)
+    x[:, 1] = TEXT.vocabulary.words[y]
+    for row, end in zip(x, torch.randint(4, TEXT.length, (len(y),), generator=rng).tolist(), strict=True):
+        row[end], row[end + 1 :] = TEXT.vocabulary.sep, 0
+    return x
+
+
 def _fronted(front: nn.Module) -> nn.Module:
     """A network behind the block of a malicious server: bins of brightness, all with the same way out."""
     with torch.no_grad():
@@ -97,8 +113,10 @@ def _fished() -> nn.Module:
 
 # The second for attacks that need a network without convolutions, the third for those that need ReLU and max pooling,
 # the fourth for those that need a linear layer with a ReLU, the fifth for those that need patches, the others for those
-# of malicious servers, the last for those that need columns.
-NETWORKS = (_convolutional, _linear, _pooled, _gated, _transformer, _imprinted, _loki, _fished, _tabular)
+# of malicious servers, the last two for those that need columns and words.
+NETWORKS = (_convolutional, _linear, _pooled, _gated, _transformer, _imprinted, _loki, _fished, _tabular, _worded)
+SPACES: dict[Callable[[], nn.Module], Space] = {_tabular: TABLE, _worded: TEXT}
+"""What the examples of a network are, where they are no images."""
 
 
 def case_of(network: Callable[[], nn.Module], fitted: int = 0) -> Case:
@@ -108,10 +126,10 @@ def case_of(network: Callable[[], nn.Module], fitted: int = 0) -> Case:
         model = network()
     draw, rule = torch.Generator().manual_seed(11), LocalRule(batch_size=1)
     y, known = torch.arange(TARGETS) % CLASSES, torch.arange(LEAST_PUBLIC) % CLASSES
-    space: Space = TABLE if network is _tabular else Images((1, SIDE, SIDE))
+    space = SPACES.get(network, Images((1, SIDE, SIDE)))
 
     def examples(y: Tensor) -> Tensor:
-        return space.clamp(pictures(y, draw).view(-1, *space.shape))
+        return sentences(y, draw) if space is TEXT else space.clamp(pictures(y, draw).view(-1, *space.shape))
 
     x, y = examples(y)[:, None], y[:, None]
     params = {name: value.detach().clone() for name, value in model.named_parameters()}

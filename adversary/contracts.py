@@ -34,7 +34,7 @@ def case_for(attack: Attack, *, quick: bool = True) -> tuple[Attack, Case]:
             refusal = error
             continue
         return ready, case_of(network)  # another one: the attack may have changed the first
-    raise AttackError(f"it attacks neither small convolutional networks nor one without convolutions: {refusal}")
+    raise AttackError(f"it attacks none of the networks that it is tried on: {refusal}")
 
 
 def _prepared(attack: Attack, case: Case) -> Attack:
@@ -99,7 +99,7 @@ def only_what_is_seen(attack: Attack) -> None:
     moved = [replace(one, params=copied(one.params), update=copied(one.update)) for one in case.seen]
     for other in moved[1:]:
         object.__setattr__(other, "params", moved[0].params)  # the weights of a round are shared
-    case.x.fill_(0.5)
+    case.x.fill_(case.x.new_tensor(0.5).item())
     must(same(first, _parts(ready(moved, case.task, 0))), "the same observation gives another answer")
 
 
@@ -124,16 +124,15 @@ def beats_blind(attack: Attack) -> None:
             told = [_members_first(ready, case), _members_first(ready, case_of(NETWORKS[0], FITTED))]
             must(any(told), "it believes no more in what a target used than in its candidates on average")
         return  # nothing is rebuilt
-    noise = case.task.space.noise(TARGETS, torch.Generator().manual_seed(9))[:, None]
-    blind = {
-        "noise": noise,
-        "a grey image": torch.full_like(case.x, 0.5),
-        "the mean image": case.public.x.mean(0).expand_as(case.x),
-    }
+    blind = {"noise": case.task.space.noise(TARGETS, torch.Generator().manual_seed(9))[:, None]}
+    if case.x.is_floating_point():
+        blind |= {"a grey image": torch.full_like(case.x, 0.5), "the mean image": case.public.x.mean(0).expand_as(case.x)}
+    else:
+        blind |= {"another sentence": case.public.x[0].expand_as(case.x)}
     own = _error(answer.x, case.x)
     for name, guess in blind.items():
         bound = _error(guess, case.x)
-        must(own < bound, f"its mean squared error is {own:.4f}, that of {name} {bound:.4f}: it rebuilds nothing")
+        must(own < bound, f"its error is {own:.4f}, that of {name} {bound:.4f}: it rebuilds nothing")
 
 
 def _members_first(ready: Attack, case: Case) -> bool:
@@ -143,7 +142,8 @@ def _members_first(ready: Attack, case: Case) -> bool:
 
 
 def _error(one: Tensor, other: Tensor) -> float:
-    return (one - other).square().mean().item()
+    """The mean squared error; of ids the share of those that are others."""
+    return ((one - other).square() if one.is_floating_point() else (one != other).float()).mean().item()
 
 
 CONTRACTS: dict[str, Callable[[Attack], None]] = {

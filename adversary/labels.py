@@ -61,7 +61,7 @@ def by_count(seen: Observation, gradient: Tensors, task: Task, rng: torch.Genera
     weight, bias = last_layer(gradient, task.num_classes)
     if bias is None:
         raise AttackError("the last layer has no bias, so classes cannot be counted: use 'min_column' or grant the labels")
-    return _counted(seen, task, bias, task.space.noise(64, rng).to(weight))
+    return _counted(seen, task, bias, _noise(task, rng, weight))
 
 
 def by_count_rows(seen: Observation, gradient: Tensors, task: Task, rng: torch.Generator) -> Tensor:
@@ -73,7 +73,7 @@ def by_count_rows(seen: Observation, gradient: Tensors, task: Task, rng: torch.G
     if seen.num_examples == 1:
         return by_rows(seen, gradient, task, rng)
     weight, bias = last_layer(gradient, task.num_classes)
-    noise = task.space.noise(64, rng).to(weight)
+    noise = _noise(task, rng, weight)
     features = _features(task, seen.params, noise, last_weight(gradient, task.num_classes)).to(weight)
     factors = weight @ features if bias is None else weight @ features + bias
     return _counted(seen, task, factors / (features @ features + (bias is not None)), noise)
@@ -85,6 +85,12 @@ def recount(seen: Observation, task: Task, x: Tensor) -> Tensor:
     if bias is None:
         raise AttackError("the last layer has no bias, so classes cannot be counted again")
     return _counted(seen, task, bias, x)
+
+
+def _noise(task: Task, rng: torch.Generator, like: Tensor) -> Tensor:
+    """Blind examples (64, *shape) of the type and where the weights are; ids stay whole numbers."""
+    noise = task.space.noise(64, rng)
+    return noise.to(like) if noise.is_floating_point() else noise.to(like.device)
 
 
 def _counted(seen: Observation, task: Task, bias: Tensor, noise: Tensor) -> Tensor:
@@ -102,7 +108,7 @@ def by_rows(seen: Observation, gradient: Tensors, task: Task, rng: torch.Generat
     With several examples a class whose probability hides its share is missed.
     """
     weight, bias = last_layer(gradient, task.num_classes)
-    noise = task.space.noise(64, rng).to(weight)
+    noise = _noise(task, rng, weight)
     features = _features(task, seen.params, noise, last_weight(gradient, task.num_classes))
     factors = weight @ features.to(weight)
     if bias is not None:

@@ -177,8 +177,9 @@ PRIORS: dict[str, Callable[..., Prior]] = {
 def registered() -> Registry[Prior]:
     """All priors, those of informed attackers included, which need the defenses' own networks."""
     from adversary.informed import pieces
+    from adversary.text.priors import WordNorm
 
-    return {**PRIORS, **pieces.PRIORS}
+    return {**PRIORS, "word_norm": WordNorm, **pieces.PRIORS}
 
 
 def total_variation(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch.func import functional_call, grad
 from torch.nn import functional as F
 
 from client_defenses.base import Defense, Memory
+from client_defenses.tools.words import lifted
 from fl_app.core.local import Step, Tensors
 from fl_app.core.spec import SpecError, suggest
 
@@ -59,7 +60,8 @@ class BiDO(Defense):
         """Cross-entropy of a batch with both penalties."""
         with hidden_values(step.model, self.layers) as seen:
             logits = functional_call(step.model, params, (step.x,), tie_weights=False)
-        return F.cross_entropy(logits, step.y) + self.penalty(step.x, seen, _probabilities(step.y, logits)).to(logits)
+        inputs = step.x if step.x.is_floating_point() else lifted(step, "bido").x[..., :-1].mean(1)  # of text its mean word
+        return F.cross_entropy(logits, step.y) + self.penalty(inputs, seen, _probabilities(step.y, logits)).to(logits)
 
     def penalty(self, x: Tensor, hidden: list[Tensor], y: Tensor) -> Tensor:
         """lambda_x sum HSIC(x, z) - lambda_y sum HSIC(z, y), a scalar; x and each z are (batch, ...), y (batch, classes)."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from client_defenses.base import Defense, Memory
+from client_defenses.tools.words import lifted
 from fl_app.core.local import Step, Tensors, loss_of
 from fl_app.core.spec import SpecError
 
@@ -22,6 +23,8 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 @dataclass(frozen=True, kw_only=True)
 class FedEM(Defense):
     """Adds to the inputs a perturbation that minimises the loss, of L2 norm rho_min to rho_max in pixels of [0, 1].
+
+    Of text it is added to the word vectors, and the radius is on their scale.
 
     It is drawn at the start of each round (line 4) and kept from batch to batch. Inputs are not clipped afterwards, as
     Algorithm 1 does not. scope="client": one perturbation for all examples. scope="sample" (ours): one for each place in the
@@ -55,9 +58,10 @@ class FedEM(Defense):
         """Move the inputs; the gradient is then taken at the weights that the server sent (line 14)."""
         if self.rho_max == 0:
             return step
-        if not step.x.is_floating_point():
-            raise SpecError("fedem moves inputs of real numbers, such as pixels, and these are integers")
+        text, step = not step.x.is_floating_point(), lifted(step, "fedem")
         known, number = self._start(step.x, memory)
+        if text:  # which words are real stays as it is: nothing pulls at that channel
+            known[..., -1] = 0
         places = len(step.x) if self.scope == "sample" else 1
         delta = self.minimise(step, known[:places], memory)
         kept = self._kept(memory)

@@ -10,7 +10,9 @@ from torch import Tensor
 from client_defenses.base import Defense, Memory
 from client_defenses.mixup import soft_labels
 from fl_app.core.local import Step
+from fl_app.core.space import Space
 from fl_app.core.spec import SpecError
+from fl_app.core.text import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,12 @@ class InstaHide(Defense):
         super().__post_init__()
         if self.k > 1 and self.k * self.c1 < 1:
             raise SpecError(f"instahide: {self.k} weights of at most c1={self.c1} cannot sum to 1; raise c1 or k")
+
+    def within(self, space: Space) -> "InstaHide":
+        """The defense itself; it is for numbers."""
+        if isinstance(space, Tokens):
+            raise SpecError("instahide flips the signs of pixels, and these examples are text")
+        return self
 
     def on_batch(self, step: Step, memory: Memory) -> Step:
         """Mix and flip the batch; the labels become probabilities (batch, classes)."""

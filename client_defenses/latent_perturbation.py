@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from client_defenses.base import Defense, Memory
 from client_defenses.tools.cut import Change, cut_layer, passed
 from client_defenses.tools.decoder import Over, correlation, improve
+from client_defenses.tools.words import lifted
 from fl_app.core.local import LocalAdam, Step, Tensors
-from fl_app.core.spec import SpecError
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -54,8 +54,7 @@ class LatentPerturbation(Defense):
 
     def _loss(self, step: Step, noise: Change, memory: Memory) -> Tensor:
         """Cross-entropy + alpha |r| of a batch, after a step of the decoder in the memory."""
-        if not step.x.is_floating_point():
-            raise SpecError("latent_perturbation decodes inputs of real numbers, such as pixels, and these are integers")
+        step = lifted(step, "latent_perturbation")
         layer = cut_layer(step.model, step.params, step.x, self.layer)
         logits, z = passed(step.model, step.params, step.x, layer, noise)
         loss = F.cross_entropy(logits, step.y)
@@ -69,6 +68,7 @@ class LatentPerturbation(Defense):
         """Learn the noise on all examples of a client, from a copy of the weights that is then thrown away (Algorithm 1)."""
         if self.noise == "fixed":
             return
+        step = lifted(step, "latent_perturbation")
         layer = cut_layer(step.model, step.params, step.x, self.layer)
         with torch.no_grad():
             _, z = passed(step.model, step.params, step.x[:2], layer, lambda value: value)

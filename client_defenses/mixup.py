@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from client_defenses.base import Defense, Memory
+from client_defenses.tools.words import lifted
 from fl_app.core.local import Step
 
 _classes: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
@@ -31,8 +32,12 @@ class MixUp(Defense):
         """Mix the batch; the labels become probabilities (batch, classes)."""
         if self.alpha == 0 or len(step.x) < 2:
             return step
+        text, step = not step.x.is_floating_point(), lifted(step, "mixup")
         partner = torch.randperm(len(step.x), generator=memory.rng).to(step.x.device)
-        return mixed_pairs(step, self.weight(memory), partner)
+        mixed = mixed_pairs(step, self.weight(memory), partner)
+        if text:  # a place is real where it is in either
+            mixed.x[..., -1] = torch.maximum(step.x[..., -1], step.x[partner][..., -1])
+        return mixed
 
     def weight(self, memory: Memory) -> float:
         """A draw from Beta(alpha, alpha); torch's own takes no generator."""

@@ -15,6 +15,7 @@ from fl_app.core.local import Step, Tensors
 from fl_app.core.space import Space, attribute_values
 from fl_app.core.spec import SpecError
 from fl_app.core.table import Rows
+from fl_app.core.text import Tokens
 
 RIDGE = 0.1
 """Of the substitutes, as a share of the mean square of what they learn from (ours)."""
@@ -54,6 +55,8 @@ class RecUP(Defense):
 
     def within(self, space: Space) -> "RecUP":
         """The defense with its attribute's place in a row."""
+        if isinstance(space, Tokens):
+            raise SpecError("recup hides an attribute, a column of a table, and these examples are text")
         if not self.attribute:
             return self
         try:

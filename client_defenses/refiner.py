@@ -11,9 +11,13 @@ from client_defenses.base import Defense, Memory
 from client_defenses.tools import evaluator as evaluation
 from client_defenses.tools.precision import narrowed, widened
 from fl_app.core.local import Step, Tensors
+from fl_app.core.space import Space
+from fl_app.core.spec import SpecError
+from fl_app.core.text import Tokens
 
 Count = Annotated[int, Field(ge=0, le=10**6)]
 HASH_SEED = 0x5EED
+NO_TEXT = "refiner needs an evaluation network of its own for text (Appendix F), which is not there yet"
 
 
 class Trial(NamedTuple):
@@ -63,8 +67,16 @@ class Refiner(Defense):
     Runs make one where this is empty, from photos that are nobody's data.
     """
 
+    def within(self, space: Space) -> "Refiner":
+        """The same; text is refused."""
+        if isinstance(space, Tokens):
+            raise SpecError(NO_TEXT)
+        return self
+
     def gradient(self, step: Step, memory: Memory) -> Tensors:
         """Refine the batch and send the gradient of what came of it."""
+        if not step.x.is_floating_point():
+            raise SpecError(NO_TEXT)
         network = evaluation.load(self.evaluator, step.x.device)
         true = step.gradient()
         start, warm = self._start(step.x, memory)

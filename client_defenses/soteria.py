@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from client_defenses.base import Defense, Memory
 from client_defenses.tools.layers import jacobian_norms, linear_layer, sketched_norms, watched
 from client_defenses.tools.slices import noisy_slices
+from client_defenses.tools.words import lifted
 from fl_app.core.local import Step, Tensors
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -55,6 +56,7 @@ class Soteria(Defense):
     # example's part, which would undo what another defense had done to it before.
     def gradient(self, step: Step, memory: Memory) -> Tensors:
         """The plain gradient, but for the layer's weight."""
+        step = lifted(step, "soteria")
         name, layer = linear_layer(step.model, self.layer)
         leaves = {key: value.detach().requires_grad_() for key, value in step.params.items()}
         r, out, logits = watched(step.model, leaves, layer, name)(step.x)

@@ -23,6 +23,7 @@ class Membership(Attack):
     """Asks of each candidate whether the client used it in the round; subclasses write `believe`."""
 
     question: ClassVar[str] = "membership"
+    of_text: ClassVar[bool] = True
 
     @abstractmethod
     def believe(self, seen: Observation, task: Task, asked: Candidates) -> Tensor:

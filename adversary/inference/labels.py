@@ -16,6 +16,7 @@ class LabelDistribution(Attack):
     """The share of each class among a client's examples, from what a label rule counts in all of its rounds."""
 
     question: ClassVar[str] = "labels"
+    of_text: ClassVar[bool] = True
     labels: LabelRule = "count"
 
     @property

@@ -18,7 +18,7 @@ from adversary.search import observers as observer_pieces
 from adversary.search.observers import Observer
 from adversary.search.optimizers import OPTIMIZERS, Adam, Count, Optimizer
 from adversary.search.problem import Problem, Target
-from adversary.spaces import SPACES, Parametrisation, Pixels
+from adversary.spaces import SPACES, Parametrisation, Pixels, Words
 from fl_app.core.local import LocalRule, Tensors
 from fl_app.core.observation import Observation, Task
 from fl_app.core.spec import Named
@@ -55,6 +55,11 @@ class Matching(Attack):
     def trained(self) -> bool:  # type: ignore[override]
         """Whether its space learns from public examples first."""
         return self.space.trained
+
+    @property
+    def of_text(self) -> bool:  # type: ignore[override]
+        """Whether its space is one of words."""
+        return isinstance(self.space, Words)
 
     def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
         """What the space learns; of examples alone."""

@@ -79,6 +79,8 @@ class Adam(Optimizer):
     """Descend along the sign of the gradient."""
     decay: bool = False
     """Divide the rate by 10 after 3/8, 5/8 and 7/8 of the iterations."""
+    fall: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """What the rate is multiplied by after each fortieth of the iterations (LAMP)."""
 
     def start(self, residuals: Residuals) -> Steps:
         """Adam's moments."""
@@ -146,6 +148,7 @@ class AdamSteps:
             self._second = {name: torch.zeros_like(value) for name, value in variables.items()}
             self._age = torch.zeros_like(loss)
         rate = self.settings.lr * 0.1 ** sum(self.count >= at for at in self.milestones)
+        rate *= self.settings.fall ** (40 * self.count // self.settings.iterations)
         self.count += 1
         self._age = self._age + 1
         moved = {}

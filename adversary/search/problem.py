@@ -15,6 +15,7 @@ from adversary.search.checkpoint import Attempt, Checkpoint
 from adversary.search.observers import Local
 from adversary.search.progress import Pace, out_of_time
 from adversary.search.views import view_of
+from adversary.spaces.base import Leaping
 from fl_app.core.local import Gradient, Step, Tensors, local_update
 from fl_app.core.observation import Observation, Task
 from fl_app.core.spec import text_of
@@ -22,6 +23,8 @@ from fl_app.core.spec import text_of
 if TYPE_CHECKING:
     from adversary.search.matching import Matching
 
+CHUNK = 2**26
+"""Numbers that the gradients of candidates may have at once: 256 MB of float32."""
 LABELS = "labels"
 """The variable that holds the label logits, (targets, seeds, examples, classes), where labels are searched for."""
 Target = tuple[Observation, ...]
@@ -47,7 +50,7 @@ class Problem:
         self.rule, self.examples = first.rule, first.num_examples
         self.device = next(iter(first.params.values())).device
         self.classes = None if classes is None else torch.stack(list(classes)).to(self.device)
-        self.space = attack.space.bind(task, self.classes, attack.learned)
+        self.space = attack.space.over(targets, task, self.classes, attack.learned)
         self.model, self.gradient = task.model, Step.differentiable_gradient
         for observer in attack.observers:
             self.model = observer.model(self.model, first, task)
@@ -211,6 +214,7 @@ class Problem:
             return
         variables = at.steps.step(at.variables, grads, loss)
         variables |= self._projected(variables)
+        variables = self._leapt(variables, at.iteration)
         broken = ~torch.stack([value.flatten(2).isfinite().all(-1) for value in variables.values()]).all(0)
         if not settings.survives:
             broken |= ~loss.isfinite()
@@ -218,6 +222,33 @@ class Problem:
             variables = self._start_anew(broken, variables)
             at.steps.reset(broken)
         at.variables = variables
+
+    def _leapt(self, variables: Tensors, iteration: int) -> Tensors:
+        """The variables after what the space tries beside: of one seed, what explains the update best, its cost included."""
+        if not isinstance(self.space, Leaping) or self.attack.seeds > 1:
+            return variables
+        variables = {name: value.detach().clone() for name, value in variables.items()}
+        own = _of_space(variables)
+        for candidates, cost in self.space.leaps(own, iteration, self.streams):
+            losses = cost + self._judged(candidates, variables)
+            pick = torch.arange(len(cost), device=cost.device), losses.argmin(1)
+            for name, value in candidates.items():
+                own[name].copy_(value[pick][:, None])
+        return variables
+
+    def _judged(self, candidates: Tensors, variables: Tensors) -> Tensor:
+        """The objective of candidates (targets, candidates, ...), as many at once as memory allows."""
+        targets, number = next(iter(candidates.values())).shape[:2]
+        size = max(1, CHUNK // (targets * sum(value[0].numel() for value in self.views[0].observed.values())))
+        found = []
+        for start in range(0, number, size):
+            part = {name: value[:, start : start + size] for name, value in candidates.items()}
+            width = len(next(iter(part.values()))[0])
+            rest = {name: value.expand(-1, width, *value.shape[2:]) for name, value in variables.items() if name not in part}
+            x, y, unknown = self._guessed({**rest, **part})
+            with torch.no_grad():
+                found.append(self._compared(self.objective.over_rounds, x, y, unknown).detach())
+        return torch.cat(found, dim=1)
 
     def _checkpoint(self) -> Checkpoint:
         """Where an attempt that starts now is kept, by all that its answer depends on."""

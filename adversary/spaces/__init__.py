@@ -9,6 +9,7 @@ from adversary.spaces.epochs import Epochs
 from adversary.spaces.gaussian import ClassGaussian
 from adversary.spaces.pixels import Pixels
 from adversary.spaces.untrained import Untrained
+from adversary.spaces.words import Words
 
 SPACES: dict[str, Callable[..., Parametrisation]] = {
     "blended": Blended,
@@ -17,6 +18,18 @@ SPACES: dict[str, Callable[..., Parametrisation]] = {
     "epochs": Epochs,
     "pixels": Pixels,
     "untrained": Untrained,
+    "words": Words,
 }
 
-__all__ = ["SPACES", "Blended", "Cells", "ClassGaussian", "Epochs", "Parametrisation", "Pixels", "Untrained", "Variables"]
+__all__ = [
+    "SPACES",
+    "Blended",
+    "Cells",
+    "ClassGaussian",
+    "Epochs",
+    "Parametrisation",
+    "Pixels",
+    "Untrained",
+    "Variables",
+    "Words",
+]

@@ -1,15 +1,16 @@
 """The interface of a parametrisation: the free variables z of a search, and the examples that they stand for."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from adversary.base import Public
 from fl_app.core.local import Tensors
-from fl_app.core.observation import Task
+from fl_app.core.observation import Observation, Task
 from fl_app.core.spec import Checked
 
 
@@ -66,6 +67,22 @@ class Free(ABC):
         return self.penalty(z)[..., None][..., :0]
 
 
+class Leap(NamedTuple):
+    """Other variables beside those that are, the first of (targets, candidates, ...), and what the space has against each."""
+
+    candidates: Tensors
+    cost: Tensor
+
+
+@runtime_checkable
+class Leaping(Protocol):
+    """Variables that are not only moved by small steps."""
+
+    def leaps(self, z: Tensors, iteration: int, streams: Sequence[torch.Generator]) -> Iterator[Leap]:
+        """What else is tried after an iteration, one thing after the other: the choice is written into z."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parametrisation(Checked, ABC):
     """Settings of what is searched."""
@@ -76,6 +93,12 @@ class Parametrisation(Checked, ABC):
     def learn(self, public: Public, task: Task) -> Tensors:
         """What it learns from public examples; needs `trained`."""
         return {}
+
+    def over(
+        self, targets: "Sequence[tuple[Observation, ...]]", task: Task, classes: Tensor | None, learned: Tensors
+    ) -> Variables:
+        """The variables for some targets, each the observations of its rounds; by default the task is all that counts."""
+        return self.bind(task, classes, learned)
 
     @abstractmethod
     def bind(self, task: Task, classes: Tensor | None = None, learned: Tensors | None = None) -> Variables:

@@ -118,6 +118,8 @@ def by_layers(step: Step, bound: float, rows: Rows | None = None) -> Tensors | N
 def _has_formula(module: nn.Module) -> bool:
     if isinstance(module, nn.Conv2d):
         return module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    if isinstance(module, nn.Embedding):
+        return module.padding_idx is None and module.max_norm is None and not module.sparse and not module.scale_grad_by_freq
     return isinstance(module, nn.Linear | nn.LayerNorm | nn.GroupNorm)
 
 
@@ -148,6 +150,8 @@ def _uses(step: Step) -> list[Use] | None:
         fixed = {name: value.detach() for name, value in step.params.items()}
         with torch.enable_grad():
             logits = functional_call(model, fixed, (step.x.detach(),), tie_weights=False)
+            if logits.ndim > 2:
+                return None  # a language model, whose loss is a mean over tokens
             loss = F.cross_entropy(logits, step.y, reduction="sum")
     finally:
         for hook in hooks:
@@ -208,7 +212,12 @@ def _ghost_pays(use: Use) -> bool:
 
 def _norms(use: Use) -> Tensor:
     """Squared norms of the per-example gradients of a linear or convolution layer, float32 (batch,), in bounded memory."""
-    layer, ghost = use.module, _ghost_pays(use)
+    layer = use.module
+    if isinstance(layer, nn.Embedding):
+        # Rows of equal ids add up: |sum over equal ids of d|^2 = sum over pairs of equal ids of <d_i, d_j>.
+        delta, ids = use.delta.reshape(len(use.delta), -1, use.delta.shape[-1]).float(), use.inputs.flatten(1)
+        return ((ids[:, :, None] == ids[:, None]) * (delta @ delta.transpose(1, 2))).sum((1, 2))
+    ghost = _ghost_pays(use)
     unfolded = layer.weight[0].numel() * use.positions if isinstance(layer, nn.Conv2d) else 0
     size = max(1, CHUNK // (unfolded + 2 * use.positions**2 if ghost else layer.weight.numel()))
     squared = []
@@ -239,6 +248,9 @@ def _weighted_sum(use: Use, factor: Tensor) -> Tensors:
     layer, name = use.module, use.name
     factor = factor.to(use.delta)
     delta = use.delta * factor.view(-1, *[1] * (use.delta.ndim - 1))
+    if isinstance(layer, nn.Embedding):
+        rows = torch.zeros_like(layer.weight, dtype=delta.dtype, requires_grad=False)
+        return {f"{name}.weight": rows.index_add(0, use.inputs.flatten(), delta.flatten(0, -2))}
     if isinstance(layer, nn.Conv2d):
         geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
         total = conv2d_weight(use.inputs, layer.weight.shape, delta, *geometry)

@@ -16,6 +16,8 @@ from fl_app.attacking import foreign
 from fl_app.attacking.jobs import TaskSpec
 from fl_app.core.local import LocalRule, Tensors, local_update
 from fl_app.core.observation import Key, Observation
+from fl_app.core.space import Images
+from fl_app.core.text import Tokens
 from fl_app.store.captures import Captures
 from fl_app.store.files import RunError, load_tensors
 
@@ -64,11 +66,13 @@ def read_pairs(path: Path, captures: Captures, task: TaskSpec) -> list[Pair]:
         if (x := stored.get(f"{name}/x")) is None or (y := stored.get(f"{name}/y")) is None:
             continue
         shape = (seen.num_examples, *task.input_shape)
-        if x.shape[1:] != shape[1:] or not len(x) or not x.is_floating_point() or not bool(((x >= 0) & (x <= 1)).all()):
-            raise RunError(f"{path}: {name}/x must be floats in [0, 1] of the shape {shape}, not {tuple(x.shape)} {x.dtype}")
+        space = task.space or Images(task.input_shape)
+        if x.ndim != len(shape) or not len(x) or not space.holds(x):
+            what = "ids of tokens, int64," if isinstance(space, Tokens) else "floats in [0, 1]"
+            raise RunError(f"{path}: {name}/x must be {what} of the shape {shape}, not {tuple(x.shape)} {x.dtype}")
         if y.shape != x.shape[:1] or y.dtype != torch.int64 or not bool(((y >= 0) & (y < task.num_classes)).all()):
             raise RunError(f"{path}: {name}/y must be {len(x)} classes below {task.num_classes} as int64")
-        found.append(Pair(name, seen, x.float(), y))
+        found.append(Pair(name, seen, x.float() if x.is_floating_point() else x, y))
     if not found:
         raise RunError(f"{path} names nothing that was captured: it needs tensors round-0001/client-00/x and /y, and so on")
     return found
@@ -140,7 +144,7 @@ def explained(path: Path, captures: Captures, task: TaskSpec) -> tuple[list[Pair
     notes = [
         f"{pair.name} in {path.name} is what client {pair.seen.client} used, by its update" for pair in pairs if moved(pair)
     ]
-    if task.normalize is None and not all(error <= UNEXPLAINED for error in errors):
+    if task.normalize is None and task.space is None and not all(error <= UNEXPLAINED for error in errors):
         for mean, std in USUAL.get(task.input_shape[0], ()):
             other = replace(task, normalize=(mean, std)).build().model
             if all(error <= UNEXPLAINED for error in errors_of(other, rematched(other, named))):

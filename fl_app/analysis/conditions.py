@@ -16,8 +16,8 @@ from fl_app.scoring.target import Row
 APART = ("dataset", "split", "partition", "model", "targets")
 """Settings between which accuracies or leakage are not compared: each combination has its own curves and blind floors."""
 
-LEADING = ("psnr", "cells")
-"""Of images, of rows of a table."""
+LEADING = ("psnr", "cells", "rouge1")
+"""Of images, of rows of a table, of text."""
 
 
 class Find(Protocol):
@@ -236,7 +236,7 @@ def measures_shown(conditions: Sequence[Condition], *places: str) -> dict[str, M
     valued = {name for name in wanted if any(each.worst(name) for each in conditions)}
     if valued and all(known[name].question for name in valued):
         return {name: one for name, one in wanted.items() if name in valued}
-    of = "rows" if any(known[name].of == "rows" for name in valued) else "images"
+    of = next((known[name].of for name in wanted if name in valued and known[name].of in ("rows", "text")), "images")
     return {name: one for name, one in wanted.items() if name in valued or (one.threshold and one.of in ("any", of))}
 
 

@@ -19,6 +19,8 @@ from fl_app.store.captures import Captures
 from fl_app.store.files import RunError
 
 PASSED, LEAK, UNJUDGED = 0, 1, 2
+OTHERS = {"cells": "rows of a table", "rouge1": "text"}
+"""A threshold that is for no images -> what it is for."""
 
 
 class Judged(NamedTuple):
@@ -90,8 +92,9 @@ def judge_attack(cell: str, attack: AttackResult, limits: Limits, *, worst: bool
         found += [one._replace(answered=answered.get(one.metric)) for one in members]
     ruling = Ruling([Judged(cell, one) for one in found])
     fitting = of_examples(limits, attacker.scored)
-    if "cells" in fitting and (left := limits.keys() - fitting.keys()):
-        ruling.notes.append(f"'{cell}': {', '.join(sorted(left))} say nothing of rows of a table and are not judged")
+    what = next((words for name, words in OTHERS.items() if name in fitting), "")
+    if what and (left := limits.keys() - fitting.keys()):
+        ruling.notes.append(f"'{cell}': {', '.join(sorted(left))} say nothing of {what} and are not judged")
     if not fitting and not attack.question:
         ruling.doubts.append(f"'{cell}': every threshold for such examples is off: there is nothing to judge")
     for name, metrics in fitting.items():

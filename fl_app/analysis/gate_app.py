@@ -28,6 +28,7 @@ from fl_app.attacking.session import folder_name
 from fl_app.attacking.worker import InlineWorker
 from fl_app.core.ending import terminable
 from fl_app.core.observation import Candidates
+from fl_app.core.text import Tokens
 from fl_app.experiment.candidates import read_candidates
 from fl_app.scoring.answers import ScoredAnswer, score_answer
 from fl_app.scoring.base import Metric, Tools
@@ -35,6 +36,7 @@ from fl_app.scoring.membership import Believed, members_among, prints, rows_of
 from fl_app.scoring.metrics import METRICS
 from fl_app.scoring.questions import save_judged
 from fl_app.scoring.target import TargetScore, lines_of
+from fl_app.scoring.text import Text
 from fl_app.store.captures import Captures
 from fl_app.store.files import checksum, write_atomic
 
@@ -136,7 +138,9 @@ def _attack_app(
     with terminable(), session.alone():
         with console.status(escape(attack[:60])):
             session.work(session.pending(keys), AT_ONCE)
-        tools = Tools(lpips=perceptual(limits))
+        # Vocabularies begin with what is frequent, and of another app's nothing else is known.
+        text = Text(task.space, task.space.vocabulary.words) if isinstance(task.space, Tokens) else None
+        tools = Tools(lpips=perceptual(limits) and text is None, text=text)
         answers = [score_answer(folder, key, used[key], session.failures(), metrics, tools) for key in keys]
         targets = [one.target for one in answers]
         if asked and session.built.question == QUESTION:

@@ -11,6 +11,12 @@ from fl_app.scoring.score import summarize
 
 WEAK = "the attack is too weak"
 UNDECIDED = "not decided"
+BLIND = {
+    "class mean": "mean image of the class",
+    "class mode": "most frequent row of the class",
+    "common words": "most frequent words",
+}
+"""The floor that an attack has to beat, of images, rows and text, and what it is."""
 
 
 class Verdict(NamedTuple):
@@ -70,11 +76,12 @@ def _too_weak(condition: Condition, limits: Limits) -> list[str]:
     found, leading, plain = [], condition.leading, condition.plain
     worst, measure = condition.answered(leading), condition.measures[leading]
     blind = floors_of([condition]) or (floors_of([plain]) if plain else {})
-    floor = summarize(blind.get("class mean") or blind.get("class mode", []), leading).mean
+    name, whose = next((pair for pair in BLIND.items() if blind.get(pair[0])), ("", ""))
+    floor = summarize(blind.get(name, []), leading).mean
     reached = worst.mean(leading) if worst is not None else None
     if floor is not None and reached is not None and reached < floor:
-        unit, whose = measure.unit or measure.title, "most frequent row" if measure.of == "rows" else "mean image"
-        found.append(f"{measure.text(reached)} {unit} is below the {measure.text(floor)} {unit} of the {whose} of the class")
+        unit = measure.unit or measure.title
+        found.append(f"{measure.text(reached)} {unit} is below the {measure.text(floor)} {unit} of the {whose}")
     # Limits may be moved: an attack that gets beyond the usual ones is able to tell.
     if plain is not None and leaks(plain.attackers, limits, limits_of(condition.measures)) is False:
         found.append("undefended updates stay within the limits" + ", too" * (not condition.undefended))

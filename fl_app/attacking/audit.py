@@ -13,9 +13,12 @@ from fl_app.attacking import foreign
 from fl_app.attacking.jobs import TaskSpec
 from fl_app.attacking.session import CaptureSession, folder_name
 from fl_app.attacking.worker import Worker
+from fl_app.core.errors import said
 from fl_app.core.local import local_update
 from fl_app.core.observation import Candidates, Key, Knowledge
 from fl_app.core.selection import select
+from fl_app.core.text import Tokens, Vocabulary
+from fl_app.data.vocabularies import read_vocabulary
 from fl_app.experiment.candidates import read_candidates
 from fl_app.store.captures import Captures
 from fl_app.store.files import RunError, checksum
@@ -217,12 +220,25 @@ def shape_of(text: str) -> tuple[int, ...]:
     return shape
 
 
-def task_of(model: str, input_shape: str, classes: int, mean: str, std: str) -> TaskSpec:
-    """What the owner of an app says of its model, which is imported from the current directory."""
+def task_of(model: str, input_shape: str, classes: int, mean: str, std: str, vocabulary: str = "") -> TaskSpec:
+    """What the owner of an app says of its model, which is imported from the current directory; a vocabulary is of text."""
     shape, normalize = shape_of(input_shape), normalization(mean, std)
+    if vocabulary:
+        if len(shape) != 1 or normalize is not None:
+            raise ValueError(f"--vocabulary is for text: --input-shape is its length alone, without --mean, not {input_shape}")
+        return TaskSpec(model, shape, classes, None, Path.cwd(), space=Tokens(_vocabulary(vocabulary), shape[0]))
     if normalize is not None and len(normalize[0]) != shape[0]:
         raise ValueError(f"--mean and --std take one number per channel, and inputs of {input_shape} have {shape[0]}")
     return TaskSpec(model, shape, classes, normalize, Path.cwd())
+
+
+def _vocabulary(text: str) -> Vocabulary:
+    """The tokens in a file, one in a line, as BERT's vocab.txt has them; or so many of which nothing else is known."""
+    try:
+        return Vocabulary.numbered(int(text)) if text.isdecimal() else read_vocabulary(Path(text))
+    except (ValueError, OSError) as error:
+        what = "--vocabulary takes a number of tokens or a file of them, one in a line"
+        raise ValueError(f"{what}, not {text!r}: {said(error)}") from None
 
 
 def normalization(mean: str, std: str) -> Normalization | None:

@@ -16,7 +16,7 @@ from fl_app.core.errors import told
 from fl_app.core.local import Step, Tensors
 from fl_app.core.observation import Observation, Task
 from fl_app.core.parsing import with_article
-from fl_app.core.space import Images
+from fl_app.core.space import Space
 from fl_app.models.layers import Normalize
 
 PREFIX = "net."
@@ -27,7 +27,7 @@ RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 def load(
     name: str,
     folder: Path,
-    input_shape: tuple[int, ...],
+    space: Space,
     num_classes: int,
     normalize: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
 ) -> Task:
@@ -46,7 +46,7 @@ def load(
     model.eval()
     if normalize is not None:
         model = nn.Sequential(OrderedDict(normalize=Normalize(*normalize), net=model))
-    task = Task(model, Images(input_shape), num_classes)
+    task = Task(model, space, num_classes)
     _probe(name, task)
     return task
 
@@ -75,7 +75,7 @@ def _probe(name: str, task: Task) -> None:
     params = {key: value.detach() for key, value in task.model.named_parameters() if value.requires_grad}
     y = torch.zeros(2, dtype=torch.int64)
     try:
-        x = torch.rand(2, *task.space.shape)
+        x = task.space.noise(2, torch.Generator().manual_seed(0))
         out = task.model(x)
         if out.shape != (2, task.num_classes):
             raise ValueError(f"its answer has the shape {tuple(out.shape)}, not (2, {task.num_classes})")

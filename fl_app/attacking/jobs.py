@@ -57,7 +57,7 @@ class TaskSpec:
     def build(self) -> Task:
         """The task itself."""
         if self.code is not None:
-            return foreign.load(self.model, self.code, self.input_shape, self.num_classes, self.normalize)
+            return foreign.load(self.model, self.code, self.space or Images(self.input_shape), self.num_classes, self.normalize)
         model = models.build(self.model, self.input_shape, self.num_classes, normalize=self.normalize, front=self.front)
         halfprecision.require(model.parameters())
         return Task(model, self.space or Images(self.input_shape), self.num_classes)

@@ -163,6 +163,7 @@ class Session(CaptureSession):
         found = experiment_of(run)
         self.experiment = found.changed(device=device) if device else found
         check_data(run.path, self.experiment)
+        adversary.build(attack).fits(data.load(self.experiment.dataset).space)
         # What is free when nothing else runs; beside the training no more than a client takes.
         free = free_threads() if isinstance(worker, InlineWorker) else self.experiment.threads
         facts = (*grants, f"candidates {checksum(load_tensors(candidates)[0], '')}") if candidates else grants

@@ -22,6 +22,7 @@ from fl_app.cli.attack_bar import AttackBar, bar_of, stopped
 from fl_app.core.ending import terminable
 from fl_app.core.observation import Key
 from fl_app.core.selection import select
+from fl_app.core.text import Tokens
 from fl_app.experiment.assets import assets_of
 from fl_app.experiment.config import Experiment
 from fl_app.experiment.evaluators import JUDGING, ensure
@@ -36,6 +37,8 @@ from fl_app.store.files import RunError
 from fl_app.store.runs import RunDir
 from fl_app.sweeps.live import say
 
+OF_TEXT = "dager"
+"""What text is attacked by if nobody says otherwise."""
 SUCCESS = 30.0
 """dB from which on a reconstruction is as good as the image."""
 
@@ -73,12 +76,13 @@ def attack_run(
     run, granted, measured = RunDir.open(path), parse_grants(grants), with_plugged(metrics)
     in_round, of_client = select(rounds, 1, "rounds"), select(clients, 0, "clients")
     experiment = experiment_of(run)
-    attacks = attacks or [experiment.craft.readout or adversary.DEFAULT]
     for text in attacks:
         adversary.build(text)
     if device:
         experiment = experiment.changed(device=device)
     assets = assets_of(experiment)
+    usual = OF_TEXT if isinstance(assets.space, Tokens) else adversary.DEFAULT
+    attacks = attacks or [experiment.craft.readout or usual]
     judged_by = _judge(judge, experiment) if judge else None
     evaluator = ensure(experiment.dataset, split=experiment.split, training=JUDGING, console=console) if noise_ratio else None
     worker = make_worker(worker_name)
@@ -229,9 +233,10 @@ def _table(attackers: Sequence[Attacker], metrics: Mapping[str, Measure]) -> Tab
     ]
     table = Table("", *heads, box=None, header_style="bold", padding=(0, 1, 0, 0))
     for name, metric in metrics.items():
-        if metric.of != "any" and not any(one.summary(name).n for one in attackers):
+        summaries = [one.summary(name) for one in attackers]
+        if not any(one.n for one in summaries) and (metric.of != "any" or any(one.unavailable for one in summaries)):
             continue  # said below, once for all of its kind
-        entries = [_number(one.summary(name), interval=True) for one in attackers]
+        entries = [_number(one, interval=True) for one in summaries]
         if told:
             found = worst_informed(attackers, name, metric)
             entries.append("-" if found is None else f"{found.mean(name):.3f}")

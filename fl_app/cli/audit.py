@@ -19,6 +19,7 @@ from fl_app.attacking.worker import make_worker
 from fl_app.cli.attack_bar import AttackBar, stopped
 from fl_app.core.ending import terminable
 from fl_app.core.observation import Key
+from fl_app.core.text import Tokens
 from fl_app.experiment.assets import device_of
 from fl_app.store.files import write_atomic
 from fl_app.store.reconstructions import guess_path, load_guess
@@ -130,7 +131,13 @@ def likeliest(answer: Answer) -> str:
 
 
 def _save_sheet(console: Console, session: AuditSession, done: list[Answer]) -> None:
-    shape = session.known.input_shape
+    shape, space = session.known.input_shape, session.known.space
+    if isinstance(space, Tokens):
+        kept = [(answer.name, load_guess(guess_path(session.folder, answer.key)).x) for answer in done]
+        said = "".join(f"{name}: {space.vocabulary.decode(row)}\n" for name, x in kept for row in x)
+        write_atomic(session.folder / "reconstructions.txt", said)
+        console.print(said.rstrip(), markup=False, highlight=False, soft_wrap=True)
+        return
     if len(shape) != 3 or shape[0] not in (1, 3):
         console.print(f"Inputs of the shape {shape} are not pictures: the reconstructions are in safetensors files alone.")
         return

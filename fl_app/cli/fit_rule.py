@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fl_app.cli.options import Classes, DeviceOption, InputShape, Mean, Std
+from fl_app.cli.options import Classes, DeviceOption, InputShape, Mean, Std, VocabularyOption
 
 # Heavy modules are imported inside the command, so that --help answers at once.
 
@@ -19,6 +19,7 @@ def fit_rule(
     model: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="The app's model.")],
     truth: Annotated[Path, typer.Option(metavar="FILE", help="What the clients used, as for the gate.")],
     input_shape: InputShape = "",
+    vocabulary: VocabularyOption = "",
     classes: Classes = 10,
     mean: Mean = "",
     std: Std = "",
@@ -33,7 +34,8 @@ def fit_rule(
     from fl_app.attacking.audit import captures_in, task_of
     from fl_app.experiment.assets import device_of
 
-    task, place = task_of(model, input_shape, classes, mean, std), device_of(device.value if device else "cpu")
+    task = task_of(model, input_shape, classes, mean, std, vocabulary)
+    place = device_of(device.value if device else "cpu")
     seen = captures_in(captures)
     if save is not None and save.exists():
         raise ValueError(f"{save} is there already: name a new folder with --save")

@@ -30,6 +30,7 @@ from fl_app.cli.options import (
     Place,
     Protection,
     Std,
+    VocabularyOption,
     only_for,
 )
 from fl_app.cli.permissions import typed, with_allow
@@ -61,7 +62,7 @@ def attack(
     rounds: Annotated[str, typer.Option(help="Rounds to attack: all, 1, 1,3 or 1-5.")] = "all",
     clients: Annotated[str, typer.Option(help="Clients to attack: all or 0,2.")] = "all",
     grant: Annotated[
-        list[str] | None, typer.Option(help="Grant the attacker: labels, defense, statistics, repeats, order.")
+        list[str] | None, typer.Option(help="Grant the attacker: labels, lengths, defense, statistics, repeats, order.")
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="At most so many targets; 0: all.")] = 0,
     worker: Annotated[Place, typer.Option(help="Where attacks run.")] = Place.inline,
@@ -81,6 +82,7 @@ def attack(
     informed: Annotated[bool, typer.Option("--informed/--no-informed", help="Also the attackers who know the defense.")] = True,
     model: Model = None,
     input_shape: InputShape = "",
+    vocabulary: VocabularyOption = "",
     classes: Classes = 10,
     mean: Mean = "",
     std: Std = "",
@@ -103,7 +105,7 @@ def attack(
         audit(
             console,
             run_dir,
-            task_of(model, input_shape, classes, mean, std),
+            task_of(model, input_shape, classes, mean, std, vocabulary),
             attacks or [adversary.DEFAULT],
             rounds=rounds,
             clients=clients,
@@ -116,7 +118,8 @@ def attack(
             candidates=candidates,
         )
         return
-    only_for(ANOTHER_APP, {"--input-shape": input_shape, "--mean": mean, "--std": std, "--defense": defense})
+    own = {"--input-shape": input_shape, "--vocabulary": vocabulary, "--mean": mean, "--std": std, "--defense": defense}
+    only_for(ANOTHER_APP, own)
     answered = attack_run(
         console,
         run_dir,

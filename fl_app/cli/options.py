@@ -49,6 +49,9 @@ Metrics = Annotated[
 
 Model = Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="Captures of another app: its model.")]
 InputShape = Annotated[str, typer.Option(metavar="1,8,8", help="With --model: the shape of an input.")]
+VocabularyOption = Annotated[
+    str, typer.Option("--vocabulary", metavar="NUMBER|FILE", help="With --model: of text, its tokens, or how many there are.")
+]
 Classes = Annotated[int, typer.Option(min=2, help="With --model: the number of classes.")]
 Mean = Annotated[str, typer.Option(help="With --model: what the app subtracts from its inputs, by channel.")]
 Std = Annotated[str, typer.Option(help="With --model: what it then divides them by.")]

@@ -19,6 +19,7 @@ from fl_app.cli.options import (
     Model,
     Protection,
     Std,
+    VocabularyOption,
     only_for,
 )
 from fl_app.cli.permissions import typed
@@ -76,6 +77,10 @@ def gate(
     psnr: Annotated[str | None, typer.Option(help="Another threshold: it leaks above so many dB; off: do not look.")] = None,
     ssim: Annotated[str | None, typer.Option(help="Another threshold: it leaks above this; off: do not look.")] = None,
     lpips: Annotated[str | None, typer.Option(help="Another threshold: it leaks below this; off: do not look.")] = None,
+    rouge1: Annotated[str | None, typer.Option(help="Of text: it leaks above this ROUGE-1 in percent; off.")] = None,
+    rouge_l: Annotated[str | None, typer.Option(help="Of text: it leaks above this ROUGE-L in percent; off.")] = None,
+    token_f1: Annotated[str | None, typer.Option(help="Of text: it leaks above this F1 of tokens in percent; off.")] = None,
+    exact: Annotated[str | None, typer.Option(help="Of text: it leaks above so many percent exact sentences; off.")] = None,
     limit: Annotated[
         list[str] | None, typer.Option(metavar="METRIC=VALUE", help="A threshold of any metric, or off; may be repeated.")
     ] = None,
@@ -98,6 +103,7 @@ def gate(
     ] = None,
     model: Model = None,
     input_shape: InputShape = "",
+    vocabulary: VocabularyOption = "",
     classes: Classes = 10,
     mean: Mean = "",
     std: Std = "",
@@ -108,10 +114,11 @@ def gate(
     try:
         from fl_app.analysis.gate import UNJUDGED
 
-        asked = _thresholds({"psnr": psnr, "ssim": ssim, "lpips": lpips}, limit or [])
+        named = {"psnr": psnr, "ssim": ssim, "lpips": lpips, "rouge1": rouge1, "rouge_l": rouge_l, "token_f1": token_f1}
+        asked = _thresholds(named | {"exact": exact}, limit or [])
         if model is None:
             own = {"--truth": truth, "--input-shape": input_shape, "--mean": mean, "--std": std, "--defense": defense}
-            only_for(ANOTHER_APP, {**own, "--candidates": candidates})
+            only_for(ANOTHER_APP, {**own, "--candidates": candidates, "--vocabulary": vocabulary})
             where = device.value if device else None
             verdict = _judge_study(
                 path, asked, attacks or [], cells or [], metric or [], tpr_at_fpr, empirical_epsilon, worst=worst, device=where
@@ -126,7 +133,8 @@ def gate(
 
             metrics = with_plugged(metric or [])
             limits = limits_of(metrics, asked)
-            task, place = task_of(model, input_shape, classes, mean, std), device_of(device.value if device else "cpu")
+            task = task_of(model, input_shape, classes, mean, std, vocabulary)
+            place = device_of(device.value if device else "cpu")
             verdict = judge_app(
                 errors,
                 path,

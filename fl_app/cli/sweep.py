@@ -37,14 +37,16 @@ def compare(
     attack: Attacks = None,
     targets: Annotated[int, typer.Option(min=1, help="Clients of one example each that are attacked.")] = 8,
     seeds: Annotated[int, typer.Option(min=1, help="So many seeds, from 0 on.")] = 1,
-    grant: Annotated[str, typer.Option(help="What attackers are told: labels, defense, statistics, repeats, order.")] = "",
+    grant: Annotated[
+        str, typer.Option(help="What attackers are told: labels, lengths, defense, statistics, repeats, order.")
+    ] = "",
     lpips: Annotated[bool, typer.Option(help="Also score LPIPS.")] = True,
     metric: Metrics = None,
     out: Out = None,
     workers: Workers = 0,
     dry_run: DryRun = False,
 ) -> None:
-    """A quick look at what some defenses cost and leak: a short training on MNIST, a few clients attacked."""
+    """A quick look at what some defenses cost and leak: a short training (on MNIST), a few clients attacked."""
     from fl_app.sweeps.command import compare as start
 
     start(

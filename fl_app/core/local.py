@@ -152,9 +152,24 @@ MOST_EXAMPLES = 10**9
 
 
 def loss_of(model: nn.Module, params: Tensors, x: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy of `model` with weights `params`; `y` holds classes (batch,) or probabilities (batch, classes)."""
+    """Mean cross-entropy of `model` with weights `params`; `y` holds classes (batch,) or probabilities (batch, classes).
+
+    A language model answers each token with (batch, vocabulary, length) and is told the next ones, (batch, length); if it is
+    told classes of texts alone, its inputs are ids and the next ones are those.
+    """
     # All parameters are given by name: looking for tied ones would cost a tenth of a small model's gradient.
-    return F.cross_entropy(functional_call(model, params, (x,), tie_weights=False), y)
+    logits = functional_call(model, params, (x,), tie_weights=False)
+    return F.cross_entropy(logits, next_tokens(x) if logits.ndim == 3 and y.ndim == 1 else y)
+
+
+NOTHING = -100
+"""What stands for the next token where there is none; cross_entropy leaves such places out."""
+
+
+def next_tokens(ids: Tensor) -> Tensor:
+    """Ids (..., length) -> the token behind each, NOTHING at the end and where it is padding (id 0)."""
+    following = F.pad(ids[..., 1:], (0, 1))
+    return following.masked_fill(following == 0, NOTHING)
 
 
 class Step(NamedTuple):

@@ -26,6 +26,8 @@ class Knowledge:
 
     labels: Tensor | None = None
     """The true classes of the examples, int64 (examples,), in no particular order."""
+    lengths: Tensor | None = None
+    """Of text: how many tokens each example has, [CLS] and [SEP] included, int64 (examples,); in the order of `labels`."""
     defense: str | None = None
     """The spec of the clients' defense."""
     statistics: Tensors = field(default_factory=dict)
@@ -50,6 +52,7 @@ class Knowledge:
         """The names of what was granted, for people."""
         granted = {
             "labels": self.labels is not None,
+            "lengths": self.lengths is not None,
             "defense": self.defense is not None,
             "bn statistics": bool(self.statistics),
             "batch order": self.order is not None,

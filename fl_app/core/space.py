@@ -1,4 +1,4 @@
-"""What an example is: an image in [0, 1], token ids, a row (`core.table`). Clamping, blind draws, checks are its business."""
+"""What an example is: an image, a row (`core.table`), text (`core.text`); its borders, blind draws and checks."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -56,34 +56,6 @@ class Images:
         """Whether the values are numbers in [0, 1] and the shape is right."""
         fits = x.shape[-len(self.shape) :] == self.shape and x.is_floating_point()
         return fits and bool(((x >= 0) & (x <= 1)).all())  # False for NaN
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Rows of token ids, int64 (length,), each below the size of the vocabulary."""
-
-    vocabulary: int
-    length: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one row."""
-        return (self.length,)
-
-    def clamp(self, x: Tensor) -> Tensor:
-        """The nearest ids."""
-        return x.round().clamp(0, self.vocabulary - 1).long() if x.is_floating_point() else x.clamp(0, self.vocabulary - 1)
-
-    hull = clamp
-
-    def noise(self, number: int, rng: torch.Generator) -> Tensor:
-        """Uniform ids."""
-        return torch.randint(self.vocabulary, (number, self.length), generator=rng)
-
-    def holds(self, x: Tensor) -> bool:
-        """Whether the values are ids of the vocabulary and the shape is right."""
-        fits = x.shape[-1:] == self.shape and x.dtype == torch.int64
-        return fits and bool(((x >= 0) & (x < self.vocabulary)).all())
 
 
 def attribute_values(space: Space, column: str) -> tuple[str, ...]:

@@ -16,15 +16,17 @@ from torch import Tensor
 from fl_app.core import spec
 from fl_app.core.errors import said, told
 from fl_app.core.places import cache_dir
+from fl_app.core.sources import SourceError
 from fl_app.data.base import Arrays, DataError, Dataset, Examples, Recipe, statistics
 from fl_app.data.cifar import cifar10, cifar100
 from fl_app.data.derived import attributed
 from fl_app.data.folders import imagefolder, lfw, tiny_imagenet
 from fl_app.data.medmnist import medmnist
 from fl_app.data.mnist import fashion_mnist, mnist
-from fl_app.data.sources import SourceError
 from fl_app.data.svhn import svhn
 from fl_app.data.tables import csv
+from fl_app.data.texts import cola, rotten_tomatoes, sst2, wikitext2
+from fl_app.data.vocabularies import parsed, written
 from fl_app.data.wheel import table
 from fl_app.store.files import PUBLIC
 
@@ -34,20 +36,24 @@ DATASETS: dict[str, Callable[..., Recipe]] = {
     "attributed": attributed,
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "cola": cola,
     "csv": csv,
     "fashion_mnist": fashion_mnist,
     "imagefolder": imagefolder,
     "lfw": lfw,
     "medmnist": medmnist,
     "mnist": mnist,
+    "rotten_tomatoes": rotten_tomatoes,
+    "sst2": sst2,
     "svhn": svhn,
     "table": table,
     "tiny_imagenet": tiny_imagenet,
+    "wikitext2": wikitext2,
 }
 
 
-KINDS = ((torch.uint8, 4), (torch.float32, 2))
-"""Images, and rows of a table: type and number of dimensions."""
+KINDS = ((torch.uint8, 4), (torch.float32, 2), (torch.int64, 2))
+"""Images, rows of a table, and text: type and number of dimensions."""
 
 
 def recipe_of(text: str) -> Recipe:
@@ -77,22 +83,26 @@ def _read_checked(recipe: Recipe, folder: Path) -> Arrays:
     arrays = recipe.read(folder)
     if recipe.digest is not None and (found := digest_of(arrays)) != recipe.digest:
         raise ValueError(f"the content has the checksum {found}, not {recipe.digest}")
-    _check_arrays(arrays)
+    _check_arrays(arrays, len(recipe.vocabulary()) if recipe.vocabulary else 0)
     _check_attributes(arrays, recipe)
     return {name: _own(tensor) for name, tensor in arrays.items()}
 
 
-def _check_arrays(arrays: Arrays) -> None:
-    """Refuse what no data set looks like: a plugged-in recipe may read anything."""
-    for split in ("train", "test", *(["val"] if "val_x" in arrays else [])):
+def _check_arrays(arrays: Arrays, tokens: int) -> None:
+    """Refuse what no data set looks like: a plugged-in recipe may read anything; `tokens` is the size of its vocabulary."""
+    for split in ("train", "test", *(split for split in ("val", "public") if f"{split}_x" in arrays)):
         x, y = arrays.get(f"{split}_x"), arrays.get(f"{split}_y")
         if x is None or y is None or (x.dtype, x.ndim) not in KINDS or y.dtype != torch.int64 or y.shape != x.shape[:1]:
-            what = "uint8 (n, channels, height, width) or float32 (n, floats), and int64 (n,)"
+            what = "uint8 (n, channels, height, width), float32 (n, floats) or int64 (n, length), and int64 (n,)"
             raise DataError(f"{split}_x and {split}_y must be {what}, n at least 1")
         if not len(y) or int(y.min()) < 0:
             raise DataError(f"{split}_y must hold at least one class, and none below 0")
-        if x.dtype != torch.uint8 and not bool(((x >= 0) & (x <= 1)).all()):
+        if (x.dtype == torch.int64) is not bool(tokens):
+            raise DataError(f"{split}_x must be int64 for text, whose recipe has a vocabulary, and for nothing else")
+        if x.dtype == torch.float32 and not bool(((x >= 0) & (x <= 1)).all()):
             raise DataError(f"{split}_x must hold numbers in [0, 1]")
+        if x.dtype == torch.int64 and not bool(((x >= 0) & (x < tokens)).all()):
+            raise DataError(f"{split}_x must hold ids of the vocabulary, from 0 to {tokens - 1}")
 
 
 def _check_attributes(arrays: Arrays, recipe: Recipe) -> None:
@@ -164,9 +174,12 @@ def _keep(recipe: Recipe, arrays: Arrays, source: str) -> Path:
     """Write arrays into the cache in one atomic rename."""
     target = cached_file(recipe)
     mean, std = statistics(arrays["train_x"])
+    notes = {"source": source, "mean": json.dumps(mean), "std": json.dumps(std)}
+    if recipe.vocabulary is not None:
+        notes["vocabulary"] = written(recipe.vocabulary())
     with tempfile.TemporaryDirectory(dir=cache_dir(), prefix="fetch-") as scratch:
         part = Path(scratch) / "arrays"
-        save_file(arrays, part, metadata={"source": source, "mean": json.dumps(mean), "std": json.dumps(std)})
+        save_file(arrays, part, metadata=notes)
         if recipe.sources:  # what is published; somebody's own folder stays with its owner
             part.chmod(PUBLIC)
         part.replace(target)
@@ -199,10 +212,21 @@ def load(text: str) -> Dataset:
     recipe = recipe_of(text)
     arrays, notes = _load_checked(fetch(recipe))
     train, test = (_examples(arrays, split) for split in ("train", "test"))
-    validation = _examples(arrays, "val") if "val_x" in arrays else None
     mean, std = (tuple(json.loads(notes[key])) for key in ("mean", "std"))
     classes = recipe.num_classes or int(train.y.max()) + 1
-    return Dataset(recipe.key, train, test, classes, mean, std, validation, recipe.columns, recipe.attributes)
+    return Dataset(
+        recipe.key,
+        train,
+        test,
+        classes,
+        mean,
+        std,
+        _examples(arrays, "val") if "val_x" in arrays else None,
+        recipe.columns,
+        recipe.attributes,
+        parsed(notes["vocabulary"]) if "vocabulary" in notes else None,
+        _examples(arrays, "public") if "public_x" in arrays else None,
+    )
 
 
 __all__ = ["DATASETS", "DataError", "Dataset", "Examples", "cache_dir", "cached_file", "fetch", "load", "recipe_of"]

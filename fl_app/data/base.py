@@ -1,4 +1,4 @@
-"""What a data set is in memory: uint8 images, or rows of a table as floats, and classes, once per process."""
+"""What a data set is in memory: uint8 images, rows of a table as floats, or ids of text, and classes, once per process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,14 +7,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fl_app.core.sources import Source
 from fl_app.core.space import Images, Space
 from fl_app.core.table import Column, Rows
-from fl_app.data.sources import Source
+from fl_app.core.text import Tokens, Vocabulary
 
 Arrays = dict[str, Tensor]
-"""train_x, test_x: uint8 (n, channels, height, width), or rows as float32 (n, floats); train_y, test_y: int64 (n,).
+"""train_x, test_x: uint8 (n, channels, height, width), rows as float32 (n, floats), or text as int64 (n, length).
 
-val_x, val_y where published. Images may have attributes, train_a, test_a, val_a: int64 (n, columns), places of values.
+train_y, test_y: int64 (n,). val_x, val_y where published; public_x, public_y: of text, public text in the same form.
+Images may have attributes, train_a, test_a, val_a: int64 (n, columns), places of values.
 """
 LEAST_SPREAD = 0.1
 """Of a float of a row: a rare category would else be fed to models at many times the size of all others (ours)."""
@@ -26,7 +28,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Examples:
-    """Images x: uint8 (n, channels, height, width), or rows: float32 (n, floats); classes y: int64 (n,)."""
+    """Images x: uint8 (n, channels, height, width), rows: float32 (n, floats), text: int64 (n, length); y: int64 (n,)."""
 
     x: Tensor
     y: Tensor
@@ -37,7 +39,7 @@ class Examples:
         return len(self.y)
 
     def at(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """The examples at these positions, with x as float32 in [0, 1]."""
+        """The examples at these positions, with x as float32 in [0, 1]; of text, ids."""
         x = self.x[positions]
         return (x.float().div_(255) if x.dtype == torch.uint8 else x.clone()), self.y[positions]
 
@@ -62,15 +64,22 @@ class Dataset:
     """Of a table: what its floats stand for."""
     attributes: tuple[Column, ...] = ()
     """Of images: what the columns beside them are."""
+    vocabulary: Vocabulary | None = None
+    """Of text: what its ids stand for."""
+    public: Examples | None = None
+    """Of text: public text in the same form, from another source."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """(channels, height, width), or (floats,)."""
-        return tuple(self.train.x.shape[1:])
+        """What models are built for: (channels, height, width), (floats,), or of text (length, vocabulary)."""
+        shape = tuple(self.train.x.shape[1:])
+        return shape if self.vocabulary is None else (*shape, len(self.vocabulary))
 
     @property
     def space(self) -> Space:
         """What an example is."""
+        if self.vocabulary is not None:
+            return Tokens(self.vocabulary, self.train.x.shape[1])
         return Rows(self.columns) if self.columns else Images(self.input_shape, self.attributes)
 
 
@@ -90,10 +99,14 @@ class Recipe:
     """Of a table: its columns, which are public."""
     attributes: tuple[Column, ...] = ()
     """Of images with attributes: their columns of categories, whose names and values are public."""
+    vocabulary: Callable[[], Vocabulary] | None = None
+    """Of text: what makes or fetches its vocabulary; it is kept beside the arrays."""
 
 
 def statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) by channel of uint8 images, in [0, 1], exactly: from the histogram of the 256 values; else by float."""
+    """(mean, std) by channel of uint8 images, exactly: from the histogram of the 256 values; else by float; of ids none."""
+    if x.dtype == torch.int64:
+        return (), ()
     if x.dtype != torch.uint8:
         spread = x.double().std(0, correction=0).clamp_min(LEAST_SPREAD)
         return tuple(round(one, 4) for one in x.double().mean(0).tolist()), tuple(round(one, 4) for one in spread.tolist())

@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fl_app.core.sources import Npm, Official
 from fl_app.data.base import Arrays, Recipe
 from fl_app.data.files import find, read_bytes
-from fl_app.data.sources import Npm, Official
 
 # torchvision's reader unpickles what it downloaded; these files are the same images as plain bytes.
 PIXELS = 3 * 32 * 32

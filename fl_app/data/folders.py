@@ -9,10 +9,10 @@ import torch
 from pydantic import Field
 
 from fl_app.core.machine import gigabytes, memory
+from fl_app.core.sources import Official
 from fl_app.data.attributes import Beside, read_beside
 from fl_app.data.base import Arrays, DataError, Recipe
 from fl_app.data.files import find, read_image
-from fl_app.data.sources import Official
 from fl_app.data.splits import Share, hold_out
 
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"}

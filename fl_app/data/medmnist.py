@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 import torch
 
+from fl_app.core.sources import Official
 from fl_app.data.base import Arrays, Recipe
 from fl_app.data.files import find
-from fl_app.data.sources import Official
 
 _SITE = "https://zenodo.org/records/10519652/files"
 _KINDS = {  # classes, md5

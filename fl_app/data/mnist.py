@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_app.core.sources import Debian, Npm, Official, Pypi, Source
 from fl_app.data.base import Arrays, Recipe
 from fl_app.data.files import find, read_bytes
-from fl_app.data.sources import Debian, Npm, Official, Pypi, Source
 
 
 def read_idx(path: Path) -> Tensor:

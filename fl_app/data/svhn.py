@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fl_app.core.sources import Official
 from fl_app.data.base import Arrays, Recipe
 from fl_app.data.files import find
-from fl_app.data.sources import Official
 
 _SITE = "http://ufldl.stanford.edu/housenumbers"
 

@@ -93,8 +93,8 @@ class RoundEnd:
             if not math.isfinite(utility.loss):
                 self._diverged(server_round, self.scored, "the loss is")
             self.scored = self.stepped
-            line |= utility._asdict()
-            metrics = MetricRecord(utility._asdict())
+            line |= utility.numbers()
+            metrics = MetricRecord(dict(utility.numbers()))
         try:
             self.run.record(line)
         except RunError as error:

@@ -7,13 +7,20 @@ from torch import Tensor
 
 from fl_app.core.observation import Candidates
 from fl_app.core.space import Space
+from fl_app.data import load
 from fl_app.data.splits import PUBLIC
 from fl_app.experiment.assets import Assets
 from fl_app.store.files import RunError, load_tensors
 
+PUBLIC_TEXT = 20_000
+"""The most rows of public text."""
+
 
 def public_examples(assets: Assets) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(x, y, attributes) of the first of the test split, which no client holds and no target is made of."""
+    """(x, y, attributes) of examples of the test split, which no client holds and no target is made of; or of public text."""
+    text = load(assets.experiment.dataset).public
+    if text is not None:
+        return *text.at(torch.linspace(0, len(text) - 1, min(PUBLIC_TEXT, len(text))).long()), None
     public = assets.splits.test.part(slice(0, PUBLIC))
     return *public.at(slice(None)), public.a
 
@@ -26,8 +33,9 @@ def held_out(assets: Assets, y: Tensor, number: int, rng: torch.Generator) -> tu
     train, test = assets.splits.train, assets.splits.test
     free = torch.ones(len(train), dtype=torch.bool)
     free[torch.cat(assets.shares)] = False
+    told = min(PUBLIC, len(test)) if load(assets.experiment.dataset).public is None else 0
     wanted = torch.bincount(y.cpu(), minlength=assets.num_classes).double()
-    pools = [(train, free.nonzero()[:, 0]), (test, torch.arange(min(PUBLIC, len(test)), len(test)))]
+    pools = [(train, free.nonzero()[:, 0]), (test, torch.arange(told, len(test)))]
     weights = [_weights(wanted, split.y[positions]) for split, positions in pools]
     possible = [int((each > 0).sum()) for each in weights]
     place = 0 if possible[0] >= min(number, possible[1]) else 1

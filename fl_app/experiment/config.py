@@ -104,7 +104,7 @@ class Experiment(BaseModel):
     )
     attack: str = Field("none", description="attack on what is captured, see `thorns list attacks`; needs capture")
     grant: str = Field(
-        "", description="what the attacker is told beyond the protocol: labels, defense, statistics, repeats, order"
+        "", description="what the attacker is told beyond the protocol: labels, lengths, defense, statistics, repeats, order"
     )
     candidates: Annotated[int, Field(ge=1, le=10**5)] = Field(
         100, description="most examples of a target, and as many held-out ones, that an inference attack is asked about"

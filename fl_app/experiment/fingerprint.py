@@ -35,6 +35,8 @@ def fingerprint_of(dataset: str) -> Fingerprint:
         for tensor in (part.x, part.y, *([] if part.a is None else [part.a])):
             digest.update(str(tuple(tensor.shape)).encode())
             digest.update(tensor.contiguous().numpy().data)
+    if found.vocabulary is not None:
+        digest.update(found.vocabulary.digest.encode())
     return Fingerprint(digest.hexdigest(), data.recipe_of(dataset).paths)
 
 

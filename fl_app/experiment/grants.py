@@ -12,6 +12,7 @@ from fl_app.core.seeds import generator
 from fl_app.core.space import attribute_values
 from fl_app.core.spec import suggest
 from fl_app.core.table import Rows
+from fl_app.core.text import Tokens, lengths
 from fl_app.data.batches import step_positions
 from fl_app.experiment.assets import Assets
 from fl_app.experiment.candidates import held_out
@@ -19,7 +20,7 @@ from fl_app.experiment.config import Experiment
 from fl_app.experiment.truth import clients_behind, true_aggregate, true_positions
 from fl_app.models.statistics import batchnorm_statistics
 
-GRANTS = ("labels", "defense", "statistics", "repeats", "order", "evaluator")
+GRANTS = ("labels", "lengths", "defense", "statistics", "repeats", "order", "evaluator")
 
 
 def parse_grants(texts: list[str]) -> tuple[str, ...]:
@@ -95,7 +96,8 @@ def _classes(assets: Assets, key: tuple[int, int], about: str) -> Candidates:
 
 
 def _blank(assets: Assets, y: Tensor) -> Candidates:
-    return Candidates(torch.zeros(len(y), *assets.space.shape), y)
+    kind = torch.int64 if isinstance(assets.space, Tokens) else torch.float32
+    return Candidates(torch.zeros(len(y), *assets.space.shape, dtype=kind), y)
 
 
 def _members(assets: Assets, key: tuple[int, int], about: str) -> Candidates:
@@ -127,13 +129,18 @@ def knowledge_of(assets: Assets, grants: tuple[str, ...], key: tuple[int, int], 
     )
     if "order" in grants:
         knowledge = replace(knowledge, order=order_of(assets, *key))
-    if "labels" not in grants and "statistics" not in grants:
+    if "lengths" in grants and not isinstance(assets.space, Tokens):
+        raise ValueError("the grant 'lengths' tells how long texts are, and these examples are none")
+    if not {"labels", "lengths", "statistics"} & set(grants):
         return knowledge
     server_round, client = key
     x, y = true_aggregate(assets, clients_behind(assets, client, server_round), server_round)
-    if "labels" in grants:  # shuffled: the order of the examples is not part of the grant
-        order = torch.randperm(len(y), generator=generator(assets.experiment.seed, "granted labels", *key))
+    # Shuffled: the order of the examples is not part of the grant; whose length belongs to which class is, if both are.
+    order = torch.randperm(len(y), generator=generator(assets.experiment.seed, "granted labels", *key))
+    if "labels" in grants:
         knowledge = replace(knowledge, labels=y[order])
+    if "lengths" in grants:
+        knowledge = replace(knowledge, lengths=lengths(x)[order])
     if "statistics" in grants and params is not None:
         statistics = batchnorm_statistics(assets.model, params, x)
         knowledge = replace(knowledge, statistics={name: value.detach() for name, value in statistics.items()})

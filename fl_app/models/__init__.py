@@ -8,22 +8,29 @@ from torch import nn
 
 from fl_app.core import plugins, spec
 from fl_app.core.local import Tensors
+from fl_app.models.bow import bow
 from fl_app.models.convnet import convnet
 from fl_app.models.fronts import FRONTS
 from fl_app.models.latent import latent_net
 from fl_app.models.layers import Normalize
 from fl_app.models.lenet import lenet, lenet5
 from fl_app.models.linear import linear
+from fl_app.models.minilm import minilm
 from fl_app.models.mlp import mlp
 from fl_app.models.resnet import resnet10, resnet18, resnet34
+from fl_app.models.text import bert, gpt
 from fl_app.models.vit import vit
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
+    "bert": bert,
+    "bow": bow,
     "convnet": convnet,
+    "gpt": gpt,
     "latent_net": latent_net,
     "lenet": lenet,
     "lenet5": lenet5,
     "linear": linear,
+    "minilm": minilm,
     "mlp": mlp,
     "resnet10": resnet10,
     "resnet18": resnet18,
@@ -34,6 +41,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 FLAT = ("linear", "mlp")
 """Models that take rows of a table as well as images."""
+TEXT = ("bert", "bow", "gpt", "minilm")
+"""Models that take token ids."""
 
 
 def build(
@@ -47,7 +56,8 @@ def build(
 ) -> nn.Module:
     """Build a model for inputs in [0, 1]; `normalize` = (mean, std) by channel adds that as the first layer.
 
-    `front` is the spec of a block before all else (`fronts`).
+    `front` is the spec of a block before all else (`fronts`). Of text, `input_shape` is (length, vocabulary), and there is
+    nothing to normalise.
     """
     _check_shape(text, input_shape, front)
     # torch's initialisers draw from the global generator: borrow it, and leave it as it was.
@@ -59,19 +69,20 @@ def build(
     before: dict[str, nn.Module] = {}
     if front:
         before["front"] = spec.build_one("block", front, FRONTS, input_shape)
-    if normalize is not None:
+    if normalize is not None and len(input_shape) != 2:
         before["normalize"] = Normalize(*normalize, flat=len(input_shape) == 1)
     return nn.Sequential(OrderedDict(**before, net=net)) if before else net
 
 
 def _check_shape(text: str, input_shape: tuple[int, ...], front: str) -> None:
     name = spec.single("model", text).name
-    if len(input_shape) != 1:
+    what, fits = {1: ("rows of a table", FLAT), 2: ("text", TEXT)}.get(len(input_shape), ("images", ()))
+    if front and fits:
+        raise spec.SpecError(f"the block {front} takes images, and these examples are {what}: use an honest server")
+    if name not in MODELS or (name in fits if fits else name not in TEXT):
         return
-    if front:
-        raise spec.SpecError(f"the block {front} takes images, and these examples are rows of a table: use an honest server")
-    if name in MODELS and name not in FLAT:
-        raise spec.SpecError(f"{name} takes images, and these examples are rows of a table: use {' or '.join(FLAT)}")
+    takes, others = ("text", ("lenet5",)) if name in TEXT else ("images", ())
+    raise spec.SpecError(f"{name} takes {takes}, and these examples are {what}: use {' or '.join(fits or others)}")
 
 
 def _check_answer(name: str, net: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> None:
@@ -80,7 +91,8 @@ def _check_answer(name: str, net: nn.Module, input_shape: tuple[int, ...], num_c
         raise spec.SpecError(f"the model {name} has no weights to train")
     training = net.training
     with plugins.explained("model", name), torch.no_grad():
-        out = net.eval()(torch.zeros(2, *input_shape))
+        zeros = torch.zeros(2, input_shape[0], dtype=torch.int64) if len(input_shape) == 2 else torch.zeros(2, *input_shape)
+        out = net.eval()(zeros)
         net.train(training)
         if out.shape != (2, num_classes):
             shape = tuple(out.shape)

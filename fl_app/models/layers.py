@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 Shape = tuple[int, int, int]
 """(channels, height, width); of a row of a table (floats,), which only flat models take."""
+TextShape = tuple[int, int]
+"""(length, vocabulary) of token ids, which only text models take: the shape of their one-hot vectors."""
 Activation = Literal["relu", "sigmoid"]
 Norm = Literal["batch", "group", "none"]
 

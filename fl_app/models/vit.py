@@ -1,7 +1,4 @@
-"""A small vision transformer (Dosovitskiy et al. 2021).
-
-Attention is written out, because the fused kernels have no second derivative, which gradient inversion needs.
-"""
+"""A small vision transformer (Dosovitskiy et al. 2021)."""
 
 from typing import Annotated
 
@@ -10,45 +7,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fl_app.models.layers import Shape
+from fl_app.models.transformer import Block, check_heads
 
 Size = Annotated[int, Field(ge=1, le=4096)]
 Depth = Annotated[int, Field(ge=1, le=256)]
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention over (batch, tokens, dim)."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.out = nn.Linear(dim, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, tokens, dim) -> the same shape."""
-        batch, tokens, dim = x.shape
-        split = self.qkv(x).view(batch, tokens, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
-        query, key, value = split.unbind(0)
-        weights = (query @ key.transpose(-2, -1) * (dim // self.heads) ** -0.5).softmax(-1)
-        out: Tensor = self.out((weights @ value).transpose(1, 2).reshape(batch, tokens, dim))
-        return out
-
-
-class Block(nn.Module):
-    """A pre-norm transformer block."""
-
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim)
-        self.attention = Attention(dim, heads)
-        self.norm2 = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, tokens, dim) -> the same shape."""
-        x = x + self.attention(self.norm1(x))
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
 
 
 class VisionTransformer(nn.Module):
@@ -80,6 +42,5 @@ def vit(
     _, height, width = input_shape
     if height % patch or width % patch:
         raise ValueError(f"the image size {height} x {width} is not a multiple of patch={patch}")
-    if dim % heads:
-        raise ValueError(f"dim={dim} is not a multiple of heads={heads}")
+    check_heads(dim, heads)
     return VisionTransformer(input_shape, num_classes, patch, dim, depth, heads)

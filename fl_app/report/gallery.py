@@ -13,8 +13,10 @@ from fl_app.analysis.attackers import Attacker
 from fl_app.analysis.conditions import Condition
 from fl_app.analysis.results import RunResult
 from fl_app.core.table import Rows
+from fl_app.core.text import Tokens
 from fl_app.experiment.fingerprint import check_data
 from fl_app.scoring.metrics import METRICS
+from fl_app.scoring.passages import Word, marked, words
 from fl_app.scoring.pictures import Pictured, picture, truth_of
 from fl_app.scoring.target import TargetScore
 
@@ -25,6 +27,15 @@ ALL = 500
 SIDE = 112
 """Larger images are shrunk to this, or a page would have no end."""
 
+NUMBERS = {
+    "psnr": "{} dB",
+    "ssim": "SSIM {}",
+    "cells": "{} of the cells right",
+    "rouge1": "ROUGE-1 {} %",
+    "rouge_l": "ROUGE-L {} %",
+}
+"""What is said below a reconstruction."""
+
 
 class Line(NamedTuple):
     """A row of a table in the gallery: whose it is, its cells, and which of them are right."""
@@ -34,8 +45,15 @@ class Line(NamedTuple):
     right: list[bool]
 
 
+class Sentence(NamedTuple):
+    """A text in the gallery: whose it is, and its words with their marks."""
+
+    who: str
+    words: list[Word]
+
+
 class Shown(NamedTuple):
-    """One target in the gallery: rows of images with captions, as data URLs; of a table its cells."""
+    """One target in the gallery: rows of images with captions, as data URLs; of a table its cells; of text its words."""
 
     rank: str
     where: str
@@ -45,6 +63,7 @@ class Shown(NamedTuple):
     names: Sequence[str] = ()
     """Of a table: its columns."""
     lines: Sequence[Line] = ()
+    sentences: Sequence[Sentence] = ()
 
 
 class Exhibit(NamedTuple):
@@ -61,6 +80,11 @@ class Exhibit(NamedTuple):
     def measure(self) -> str:
         """What its targets are ranked by."""
         return self.condition.measures[self.condition.leading].title
+
+    @property
+    def sentences(self) -> bool:
+        """Whether texts are shown."""
+        return any(one.sentences for one in self.shown)
 
     @property
     def page(self) -> str:
@@ -108,9 +132,8 @@ def _part(attacker: Attacker, run: RunResult, key: tuple[int, int]) -> tuple[Pat
 def _numbers(target: TargetScore) -> str:
     if not target.done:
         return f"failed: {target.reason or 'no reason is recorded'}"
-    words = {"psnr": "{} dB", "ssim": "SSIM {}", "cells": "{} of the cells right"}
-    shown = {name: value for name in words if (value := target.values.get(name)) is not None}
-    return ", ".join(words[name].format(METRICS[name].text(value)) for name, value in shown.items())
+    shown = {name: value for name in NUMBERS if (value := target.values.get(name)) is not None}
+    return ", ".join(NUMBERS[name].format(METRICS[name].text(value)) for name, value in shown.items())
 
 
 def exhibit(condition: Condition, *, every: bool = False) -> Exhibit | None:
@@ -136,16 +159,29 @@ def _shown(rank: str, run: RunResult, target: TargetScore, beside: Sequence[Atta
     some = len(pictured.truth)
     note = f"the first {some} of {pictured.examples} examples" if pictured.examples > some else ""
     where = f"seed {run.experiment.seed}, {target.where}"
+    whose = [f"{attacker.who}: {_numbers(own)}" for attacker, (_, own) in parts]
+    if isinstance(assets.space, Tokens):
+        return Shown(rank, where, [], note, sentences=_sentences(assets.space, pictured, whose))
     if isinstance(assets.space, Rows):
-        reached = [f"{attacker.who}: {_numbers(own)}" for attacker, (_, own) in parts]
         lines = _lines(assets.space, pictured, [attacker.who for attacker, _ in parts])
         names = [column.name for column in assets.space.columns]
-        return Shown(rank, where, [], "; ".join([note, *reached] if note else reached), names, lines)
+        return Shown(rank, where, [], "; ".join([note, *whose] if note else whose), names, lines)
     rows = [("truth", [data_url(x) for x in pictured.truth], "")]
     for (attacker, (_, own)), rebuilt in zip(parts, pictured.rebuilt, strict=True):
         images = [] if rebuilt is None else [data_url(x) for x in rebuilt]
         rows.append((attacker.who, images, _numbers(own)))
     return Shown(rank, where, rows, note)
+
+
+def _sentences(tokens: Tokens, pictured: Pictured, whose: Sequence[str]) -> list[Sentence]:
+    """The true words of each example and below them each attacker's."""
+    found = []
+    for place, truth in enumerate(pictured.truth):
+        found.append(Sentence("truth", [Word(word) for word in words(tokens, truth)]))
+        for who, rebuilt in zip(whose, pictured.rebuilt, strict=True):
+            if rebuilt is not None:
+                found.append(Sentence(who, marked(tokens, rebuilt[place], truth)))
+    return found
 
 
 def _lines(rows: Rows, pictured: Pictured, whose: Sequence[str]) -> list[Line]:

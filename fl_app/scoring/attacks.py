@@ -11,6 +11,8 @@ import torch
 from fl_app.core.observation import Candidates, Key
 from fl_app.core.seeds import generator
 from fl_app.core.table import Rows
+from fl_app.core.text import Tokens
+from fl_app.data import load
 from fl_app.experiment.assets import Assets
 from fl_app.experiment.grants import candidates_of
 from fl_app.experiment.truth import clients_behind, true_aggregate, true_positions
@@ -20,14 +22,24 @@ from fl_app.scoring.floors import floors_for
 from fl_app.scoring.grids import save_grid, save_sheet
 from fl_app.scoring.membership import Believed
 from fl_app.scoring.metrics import METRICS
+from fl_app.scoring.passages import passages
 from fl_app.scoring.questions import Question, question_of, save_judged
 from fl_app.scoring.score import score
 from fl_app.scoring.sheets import sheet
 from fl_app.scoring.target import Row, TargetScore, lines_of
+from fl_app.scoring.text import Text, by_frequency
 from fl_app.store.files import write_atomic
 from fl_app.store.reconstructions import CandidateScores
 
 AT_MOST = 16
+
+
+def text_of(assets: Assets) -> Text | None:
+    """What the examples of an experiment are, if they are text: words are frequent or rare by public text."""
+    if not isinstance(assets.space, Tokens):
+        return None
+    public = load(assets.experiment.dataset).public
+    return Text(assets.space, by_frequency(assets.space, (public or assets.splits.test).x))
 
 
 class Scoring:
@@ -48,10 +60,10 @@ class Scoring:
     ) -> None:
         self.assets, self.folder, self.failures = assets, folder, failures
         rows = assets.space if isinstance(assets.space, Rows) else None
-        self.tools = Tools(judge, evaluator, perceptual, rows)
+        self.tools = Tools(judge, evaluator, perceptual, rows, text_of(assets))
         self.metrics = {name: metric for name, metric in metrics.items() if self.tools.has(metric.needs)}
         self.targets: list[TargetScore] = []
-        self.blind = floors_for(assets.space) if floors else {}
+        self.blind = floors_for(assets.space, self.tools.text) if floors else {}
         self.floors: dict[str, list[Row]] = {name: [] for name in self.blind}
         self.question = ""
         self.candidates = candidates
@@ -84,7 +96,9 @@ class Scoring:
         """A picture of the truth and of the same targets' reconstructions by one or more attacks; of rows, a table."""
         true_x, _, captions = zip(*self._shown[:AT_MOST], strict=True)
         rows = {name: torch.stack([rebuilt for _, rebuilt, _ in one._shown[:AT_MOST]]) for name, one in shown.items()}
-        if self.tools.rows is not None:
+        if self.tools.text is not None:
+            save_sheet(path, passages(self.tools.text.tokens, torch.stack(true_x), rows, captions))
+        elif self.tools.rows is not None:
             save_sheet(path, sheet(self.tools.rows, torch.stack(true_x), rows, captions))
         else:
             save_grid(path, torch.stack(true_x), rows, captions)

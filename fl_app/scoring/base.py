@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from fl_app.core.local import Tensors
 from fl_app.core.table import Rows
+from fl_app.scoring.text import Text
 
-Need = Literal["judge", "evaluator", "lpips", "rows"]
+Need = Literal["judge", "evaluator", "lpips", "rows", "text"]
 Judge = tuple[nn.Module, Tensors]
 """A classifier that was trained without a defense, and its weights."""
 PLACES = ("tables", "curves", "files")
-NO_IMAGES = "it is for images, and these examples are rows of a table"
-Kind = Literal["any", "images", "rows"]
+NO_IMAGES = "it is for images, and these examples are none"
+Kind = Literal["any", "images", "rows", "text"]
 
 
 class Unavailable(RuntimeError):
@@ -101,6 +102,8 @@ class Tools(NamedTuple):
     lpips: bool = True
     rows: Rows | None = None
     """What the examples are, if they are rows of a table and no images."""
+    text: Text | None = None
+    """What the examples are, if they are text."""
 
     def has(self, need: Need | None) -> bool:
         """Whether a need is met."""
@@ -108,7 +111,7 @@ class Tools(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """The reconstructions of one target in the order of its true examples: x (n, *shape) in [0, 1], y int64 (n,)."""
+    """The reconstructions of one target in the order of its true examples: x (n, *shape), of text ids, else in [0, 1]."""
 
     x: Tensor
     y: Tensor
@@ -127,7 +130,7 @@ class Metric(Measure):
 
     def __call__(self, pairs: Matched) -> Tensor:
         """The values as float64 (n,), one per example."""
-        if self.of == "images" and pairs.tools.rows is not None:
+        if self.of == "images" and (pairs.tools.rows is not None or pairs.tools.text is not None):
             raise Unavailable(NO_IMAGES)
         try:
             found = self.values(pairs)

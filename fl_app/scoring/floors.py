@@ -11,7 +11,9 @@ from torch import Tensor
 
 from fl_app.core.space import Space
 from fl_app.core.table import TOLERANCE, Rows
+from fl_app.core.text import lengths
 from fl_app.data.base import Examples
+from fl_app.scoring.text import Text
 
 Floor = Callable[[Examples, Tensor, torch.Generator, Tensor], Tensor]
 """(training split, true classes (n,), generator, positions of the target in the split) -> x (n, *shape) in [0, 1].
@@ -86,8 +88,35 @@ def _mode(cells: Tensor) -> Tensor:
     return ordered[reach.argmax()]
 
 
-def floors_for(space: Space) -> dict[str, Floor]:
-    """The floors of examples: the mean of a class is an image, and no good answer about cells."""
+def common_words(text: Text, train: Examples, y: Tensor, rng: torch.Generator, excluded: Tensor) -> Tensor:
+    """The most frequent tokens of public text, as many as the truth has."""
+    return _sentences(text, text.by_frequency.expand(len(y), -1)[:, : train.x.shape[1]], train.x[excluded])
+
+
+def random_words(text: Text, train: Examples, y: Tensor, rng: torch.Generator, excluded: Tensor) -> Tensor:
+    """Uniform tokens, as many as the truth has."""
+    return _sentences(text, text.tokens.noise(len(y), rng)[:, 1:], train.x[excluded])
+
+
+def _sentences(text: Text, words: Tensor, true_x: Tensor) -> Tensor:
+    """Rows of tokens (n, at least length - 2) between [CLS] and [SEP], as long as the true ones."""
+    found, ends = torch.zeros_like(true_x), lengths(true_x) - 1
+    found[:, 1:-1] = words[:, : true_x.shape[1] - 2]
+    places = torch.arange(true_x.shape[1])
+    found[places > ends[:, None]] = 0
+    found[places == ends[:, None]] = text.tokens.vocabulary.sep
+    found[:, 0] = text.tokens.vocabulary.cls
+    return found
+
+
+def floors_for(space: Space, text: Text | None = None) -> dict[str, Floor]:
+    """The floors of examples: the mean of a class is an image, and no good answer about cells or words."""
+    if text is not None:
+        words: dict[str, Floor] = {
+            "common words": partial(common_words, text),
+            "random words": partial(random_words, text),
+        }
+        return {"same class": same_class, **words}
     if not isinstance(space, Rows):
         return FLOORS
     return {"class mode": partial(class_mode, space)} | {name: floor for name, floor in FLOORS.items() if name != "class mean"}

@@ -14,6 +14,7 @@ from fl_app.scoring.labels import labels_found
 from fl_app.scoring.noise_ratio import noise_ratio
 from fl_app.scoring.perceptual import Net, lpips_distance
 from fl_app.scoring.target import KEYS
+from fl_app.scoring.text_metrics import TEXT
 
 REFINER = "the Refiner paper"
 RECOVERED = 30.0
@@ -41,6 +42,12 @@ def _judge(pairs: Matched) -> Judge:
     return pairs.tools.judge
 
 
+def _mse(pairs: Matched) -> Tensor:
+    if pairs.tools.text is not None:
+        raise Unavailable("numbers of tokens have no distance")
+    return images.mse(pairs.x, pairs.true_x)
+
+
 def _rows(pairs: Matched) -> Rows:
     if pairs.tools.rows is None:
         raise Unavailable("these examples are no rows of a table")
@@ -58,9 +65,7 @@ METRICS: dict[str, Metric] = {
         values=lambda pairs: images.psnr(pairs.x, pairs.true_x),
     ),
     "ssim": Metric(title="SSIM", digits=2, higher_leaks=True, of="images", threshold=Threshold(0.5, REFINER), values=_ssim),
-    "mse": Metric(
-        title="MSE", digits=4, higher_leaks=False, shown="files", values=lambda pairs: images.mse(pairs.x, pairs.true_x)
-    ),
+    "mse": Metric(title="MSE", digits=4, higher_leaks=False, shown="files", values=_mse),
     "above_30db": Metric(
         title="share above 30 dB",
         digits=2,
@@ -95,6 +100,7 @@ METRICS: dict[str, Metric] = {
         needs="rows",
         values=lambda pairs: _rows(pairs).right(pairs.x, pairs.true_x).double().mean(-1),
     ),
+    **TEXT,
     "label_accuracy": Metric(
         title="label accuracy", higher_leaks=True, shown="files", values=lambda pairs: labels_found(pairs.y, pairs.true_y)
     ),

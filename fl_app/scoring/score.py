@@ -53,17 +53,21 @@ def score(
     metrics: Mapping[str, Metric] = METRICS,
     tools: Tools | None = None,
 ) -> Scores:
-    """Score one target (a client's round): x (n, *shape) in [0, 1], y int64 (n,); it is first matched to the truth.
+    """Score one target (a client's round): x (n, *shape), y int64 (n,); it is first matched to the truth.
 
-    Metrics whose needs are not met are left out. A reconstruction with values that are no numbers or outside [0, 1] is a
-    ValueError: such a target failed, and has no score.
+    Metrics whose needs are not met are left out. A reconstruction with values that are no numbers or outside [0, 1], or no
+    ids of text, is a ValueError: such a target failed, and has no score.
     """
     x, tools = x.detach().to(true_x.device), tools or Tools()
-    if not torch.isfinite(x).all() or x.min() < 0 or x.max() > 1:
+    tokens = tools.text.tokens if tools.text is not None else None
+    if tokens is not None:
+        if not tokens.holds(x):
+            raise ValueError("the reconstruction holds values that are no ids of tokens")
+    elif not torch.isfinite(x).all() or x.min() < 0 or x.max() > 1:
         raise ValueError("the reconstruction holds values that are not numbers in [0, 1]")
     if y.shape != true_y.shape:
         raise ValueError(f"{tuple(y.shape)} answered classes cannot be held against {tuple(true_y.shape)} true ones")
-    order = match(x, true_x)
+    order = match(x, true_x, tokens)
     pairs = Matched(x[order], y.to(order.device)[order], true_x, true_y, tools)
     values: dict[str, Tensor] = {}
     reasons: dict[str, str] = {}

@@ -47,10 +47,15 @@ def save_guess(
 ) -> None:
     """Write one reconstruction atomically, with what else was found."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {"x": x.float(), "y": y, "loss": loss.reshape(1)}
+    tensors = {"x": _kept(x), "y": y, "loss": loss.reshape(1)}
     for name, (other_x, other_y) in others.items():
-        tensors |= {f"{OTHERS}{name}/x": other_x.float(), f"{OTHERS}{name}/y": other_y}
+        tensors |= {f"{OTHERS}{name}/x": _kept(other_x), f"{OTHERS}{name}/y": other_y}
     save_tensors(path, tensors, notes)
+
+
+def _kept(x: Tensor) -> Tensor:
+    """Ids of text as they are, all else as float32."""
+    return x.float() if x.is_floating_point() else x
 
 
 def save_scores(path: Path, scores: Tensor, notes: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+import adversary
 import client_defenses
 from client_defenses import Chain, Defense, Memory
 from client_defenses.refiner import Refiner
@@ -49,6 +50,8 @@ def check(plan: Plan, source: str, *, fetch: bool) -> list[str]:
             raise ConfigError(f"{source}: {why}: {told(error)}") from error
     for unit in plan.units if not unchecked else []:
         _named(source, check_limits, unit.experiment)
+        if unit.attacking:
+            _named(source, adversary.build(unit.attacking.attack).fits, data.load(unit.experiment.dataset).space)
     for cell in plan.cells if not unchecked else []:
         if any(unit.attacking and "repeats" in unit.attacking.grants for unit in cell.attacks):
             _named(f"{source}, cell {cell.name}", examples_repeat, assets_of(cell.attacked.experiment), -1)
@@ -65,7 +68,8 @@ def _named(where: str, test: Callable[..., T], *what: object) -> T:
 
 def _try(experiment: Experiment) -> None:
     """One protected gradient of a few examples."""
-    dataset, defense = data.load(experiment.dataset), client_defenses.build(experiment.defense)
+    dataset = data.load(experiment.dataset)
+    defense = client_defenses.build(experiment.defense).within(dataset.space)
     normalize = (dataset.mean, dataset.std) if experiment.normalize else None
     model = models.build(
         experiment.model, dataset.input_shape, dataset.num_classes, normalize=normalize, front=experiment.front

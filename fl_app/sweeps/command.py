@@ -14,6 +14,7 @@ import adversary
 from fl_app.analysis.results import read_study
 from fl_app.core import plugins
 from fl_app.core.ending import exit_code, terminable
+from fl_app.data.texts import TEXTS
 from fl_app.experiment.config import ConfigError, parse_assignment
 from fl_app.report import write_report
 from fl_app.store.files import RunError
@@ -37,6 +38,13 @@ QUICK: dict[str, Any] = {
     "rounds": 300,
     "eval-every": 100,
 }
+QUICK_TEXT: dict[str, Any] = {
+    "model": "bert(dim=64, depth=2, freeze=False)",
+    "rounds": 60,
+    "eval-every": 20,
+}
+QUICK_ATTACKS = ("closed_form", "dager")
+"""On text."""
 QUICK_TARGETS: dict[str, Any] = {"client-examples": 1, "batch-size": 1, "rounds": 1, "capture": "1"}
 OPTIONS = {"defense": "the defenses as arguments", "attack": "--attack", "seed": "--seeds", "grant": "--grant"}
 
@@ -71,14 +79,17 @@ def compare(
     changes = dict(parse_assignment(text) for text in settings)
     for key in OPTIONS.keys() & changes.keys():
         raise ConfigError(f"-c {key}=...: compare takes {OPTIONS[key]} instead")
+    usual, text = dict(QUICK), str(changes.get("dataset", "")).partition("(")[0] in TEXTS
+    if text:
+        usual |= QUICK_TEXT
     given = {
         "title": f"{', '.join(defenses)} on {changes.get('dataset', QUICK['dataset'])}",
         "seeds": list(range(seeds)),
-        "attacks": attacks or [adversary.DEFAULT],
+        "attacks": attacks or (list(QUICK_ATTACKS) if text else [adversary.DEFAULT]),
         "grant": grant,
-        "lpips": lpips,
+        "lpips": lpips and not text,
         "metrics": metrics,
-        "run": {**QUICK, **changes, "defense": defenses},
+        "run": {**usual, **changes, "defense": defenses},
         "targets": {"clients": targets, **QUICK_TARGETS},
     }
     made = sweep_of(given, "compare")

@@ -23,11 +23,14 @@ FEW = {
     "grad_inversion": "grad_inversion(iterations=150, seeds=2)",
     "idlg": "idlg(iterations=100, restarts=1)",
     "inverting_gradients": "inverting_gradients(iterations=200)",
+    "lamp_cos": "lamp_cos(iterations=60, lr=0.05, draws=10, orders=10)",
+    "lamp_l1l2": "lamp_l1l2(iterations=60, lr=0.05, norm=1.0, language=0.1, draws=10, orders=10)",
     "matching": "matching(optimizer=adam(iterations=200))",
     "peeling": "peeling(iterations=50)",
     "property": "property(column=kind, value=a, batches=40)",
     "rows": "rows(iterations=200)",
     "sme": "sme(iterations=100)",
+    "tag": "tag(iterations=60)",
 }
 """With fewer iterations than papers take."""
 FROZEN = dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ from torch import nn
 from adversary import AttackError
 from adversary.spaces.untrained import Untrained, _normalised
 from fl_app.core.observation import Task
-from fl_app.core.space import Images, Tokens
+from fl_app.core.space import Images
+from fl_app.core.text import Tokens, Vocabulary
 from fl_app.scoring.matching import match
 from helpers.attacks import attack, digits, psnr, seen_of
 
@@ -86,7 +87,7 @@ def test_norms_are_over_the_batch(rng):
 
 def test_words_have_no_such_network():
     with pytest.raises(AttackError, match="images of \\(channels, height, width\\)"):
-        Untrained().bind(Task(nn.Identity(), Tokens(9, 4), 2))
+        Untrained().bind(Task(nn.Identity(), Tokens(Vocabulary.numbered(9), 4), 2))
 
 
 def test_a_batch_is_rebuilt_through_networks():

@@ -139,7 +139,7 @@ def test_a_plugged_in_data_set_must_look_like_one(outside, tmp_path, monkeypatch
     plugins.allow([f"{name}:{kind}" for kind in ("floats", "impostor")])
     with pytest.raises(
         data.DataError,
-        match=r"train_x and train_y must be uint8 \(n, channels, height, width\) or float32 \(n, floats\), and int64",
+        match=r"train_x and train_y must be uint8 \(n, channels, height, width\), float32 \(n, floats\) or int64 \(n, length\)",
     ):
         data.load(f"{name}:floats")
     with pytest.raises(data.DataError, match="is kept under the name 'mnist', which is one of ours"):

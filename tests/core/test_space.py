@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from fl_app.core.space import Images, Tokens
+from fl_app.core.space import Images
+from fl_app.core.text import Tokens, Vocabulary
 
-IMAGES, TOKENS = Images((1, 2, 2)), Tokens(5, 3)
+IMAGES, TOKENS = Images((1, 2, 2)), Tokens(Vocabulary.numbered(5), 3)
 
 
 def test_images_are_clamped_to_their_range():
@@ -19,7 +20,7 @@ def test_tokens_are_clamped_to_the_nearest_id():
     assert TOKENS.clamp(torch.tensor([0.4])).dtype == torch.int64
 
 
-@pytest.mark.parametrize(("space", "low", "high"), [(IMAGES, 0, 1), (TOKENS, 0, 4)])
+@pytest.mark.parametrize(("space", "low", "high"), [(IMAGES, 0, 1), (TOKENS, 2, 4)])
 def test_blind_draws_fill_the_space(space, low, high):
     drawn = space.noise(500, torch.Generator().manual_seed(0))
     assert drawn.shape == (500, *space.shape)

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save_file
 
 from fl_app import data
+from fl_app.core.sources import Official, SourceError, download, unpack
 from fl_app.data.base import DataError, Dataset, Examples, Recipe, statistics
 from fl_app.data.batches import round_positions
 from fl_app.data.mnist import read as read_mnist
 from fl_app.data.partitions import partition
-from fl_app.data.sources import Official, SourceError, download, unpack
 from fl_app.data.splits import split
 from helpers.data_files import idx
 
