@@ -46,6 +46,7 @@ class TAG(TextSearch):
 
     trained: ClassVar[bool] = False
     l1: Weight = 0.01
+    """Weight of the absolute distance."""
     iterations: Count = 2500
     lr: Rate = 0.1
 
@@ -66,7 +67,9 @@ class LampCos(TextSearch):
     norm: Weight = 1.0
     """Weight of the squared difference between the mean norm of the vectors and that of words."""
     language: Weight = 0.2
+    """What the surprise of a language model counts among orders."""
     draws: Count = 500
+    """Starts of which the best is taken, and orders of its words."""
     orders: Number = 200
     """Orders of a sentence's words that are tried in each of 24 phases."""
 
@@ -91,7 +94,9 @@ class LampL1L2(LampCos):
 
     norm: Weight = 25.0
     language: Weight = 60.0
+    """What the surprise of a language model counts among orders."""
     l1: Weight = 0.01
+    """Weight of the absolute distance."""
 
     def matching(self) -> Matching:
         """TAG's distance under Adam."""
