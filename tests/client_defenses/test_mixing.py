@@ -168,3 +168,10 @@ def test_they_chain_with_what_comes_after_the_gradient(step):
         assert all(torch.equal(sent[key], value) for key, value in expected.items())
     both = client_defenses.build("mixup + instahide + fedem(rho_max=0.5)").protect(step, Memory.fresh(3))
     assert all(value.isfinite().all() for value in both.values())
+
+
+def test_two_examples_have_somebody_to_mix_with(rng):
+    pair = make(rng, size=2)
+    mixed = [MixUp().on_batch(pair, Memory.fresh(seed)) for seed in range(8)]
+    assert all(one.y.shape == (2, 5) for one in mixed)
+    assert any(not torch.equal(one.x, pair.x) for one in mixed)

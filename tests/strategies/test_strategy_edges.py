@@ -6,6 +6,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
+from torch import nn
 
 from fl_app.core.local import LocalRule
 from fl_app.core.observation import Knowledge
@@ -14,6 +15,7 @@ from helpers.engines import same
 from helpers.replies import RULE, good, make, tensors
 from strategies import Curious, FedDelta
 from strategies.ckks import Key
+from strategies.crafts import fishing
 from strategies.curious import MOST_REASONS
 from strategies.fedsgd import Rejected, read_update
 
@@ -225,3 +227,8 @@ def test_the_name_of_a_key_is_short_and_its_own():
     names = {Key.make().name for _ in range(2)}
     assert len(names) == 2
     assert all(re.fullmatch("[0-9a-f]{16}", name) for name in names)
+
+
+def test_fishing_changes_the_last_layer_that_has_weights():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.Flatten(), nn.ReLU())
+    assert fishing._last(model) == "1"
