@@ -43,6 +43,7 @@ MEANINGS = {
     "kind": "which of its data sets",
     "label": "the column with the classes",
     "labels": "how the classes are found before the search",
+    "length": "tokens of a text, [CLS] and [SEP] included",
     "lr": "learning rate",
     "memory": "what is left out is remembered and sent later",
     "min_images": "fewest photos of a person who is taken",
@@ -65,7 +66,9 @@ MEANINGS = {
     "size": "side of the images in pixels",
     "space": "what is searched",
     "test_share": "share of the examples that is held out for the test",
+    "tokenizer": "what makes tokens of text: trained on public text, or BERT's",
     "tv": "weight of total variation",
+    "vocabulary": "tokens of a vocabulary that is trained",
     "weight_decay": "what is added to the gradient, times the weights",
     "width": "number of filters",
 }
