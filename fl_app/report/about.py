@@ -129,4 +129,5 @@ def unavailable(study: Study) -> list[str]:
         for attack in run.attacks:
             for target in attack.targets:
                 found |= target.unavailable
-    return [f"{key}: {why}" for key, why in found.items()]
+    reasons = dict.fromkeys(found.values())
+    return [f"{', '.join(key for key, one in found.items() if one == why)}: {why}" for why in reasons]
