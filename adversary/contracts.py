@@ -14,6 +14,7 @@ from torch import Tensor
 from adversary.base import Attack, AttackError, Belief, Guess
 from adversary.cases import FITTED, NETWORKS, TARGETS, Case, case_of
 from fl_app.core.contracts import copied, must, same, settings, tracked
+from fl_app.core.text import Tokens
 
 FEW = 4
 """Iterations where it matters that two answers are the same, not that they are good."""
@@ -31,7 +32,8 @@ def case_for(attack: Attack, *, quick: bool = True) -> tuple[Attack, Case]:
             ready = _prepared(chosen, case)
             (ready.shortened(1) or ready if not ready.trained else ready)(case.seen[:1], case.task, 0)
         except AttackError as error:
-            refusal = error
+            # Of another kind of examples: that says less than what it says of its own.
+            refusal = error if chosen.of_text == isinstance(case.task.space, Tokens) else refusal
             continue
         return ready, case_of(network)  # another one: the attack may have changed the first
     raise AttackError(f"it attacks none of the networks that it is tried on: {refusal}")

@@ -277,5 +277,5 @@ def test_an_attack_that_takes_nothing_says_so():
         def run(self, seen, task, streams):
             raise AttackError("only on Sundays")
 
-    with pytest.raises(AttackError, match=r"it attacks neither .*: only on Sundays"):
+    with pytest.raises(AttackError, match=r"it attacks none of .*: only on Sundays"):
         contracts.answers(Picky())

@@ -10,7 +10,8 @@ import client_defenses
 from adversary import AttackError, Public
 from adversary.inference import base
 from adversary.inference.attribute import explained
-from adversary.inference.property import RIDGES, Property, drawn, ridge
+from adversary.inference.property import Property, drawn
+from adversary.inference.updates import RIDGES, ridge, simulated
 from adversary.informed.simulate import through
 from client_defenses import Memory
 from fl_app.core.local import Step
@@ -111,7 +112,7 @@ def test_public_batches_give_the_updates_of_clients_that_have_them(table, monkey
     monkeypatch.setattr(base, "CHUNK", chunk)
     _, _, (seen,), task = scene(3, targets=1, model=NET)
     chosen = torch.randint(30, (6, 3), generator=rng)
-    found = Property(column="job", value="c", through=spec)._updates(task, seen, table, chosen, rng)
+    found = simulated(task, seen, table, chosen, spec, rng)
     for rows, own in zip(chosen, found, strict=True):
         step = Step(seen.params, task.model, table.x[rows], table.y[rows])
         sent = client_defenses.build(spec or "none").protect(step, Memory.fresh(0))
@@ -129,18 +130,18 @@ def test_a_property_is_a_direction_in_the_sizes_of_entries_from_their_middle(tab
     has = table.x[:, ROWS.places["job"]][:, 1] == 1
     rng = torch.Generator().manual_seed(1)
     chosen = drawn(has, 20, 3, rng)
-    made = sizes(attack._updates(task, seen[0], table, chosen, rng))
-    truth = torch.tensor([1.0] * 10 + [-1.0] * 10)
+    made = sizes(simulated(task, seen[0], table, chosen, "", rng))
+    truth = torch.tensor([1.0] * 10 + [-1.0] * 10)[:, None]
     torch.testing.assert_close(found["middle"], made.mean(0))
     torch.testing.assert_close(found["direction"], ridge(made - made.mean(0), truth), rtol=1e-3, atol=1e-4)
     scores = attack.taught(found)(seen, task, 0).scores
     own = sizes(torch.stack([base.flat(one.update) for one in seen]))
-    torch.testing.assert_close(scores, ((own - found["middle"]) @ found["direction"])[:, None])
+    torch.testing.assert_close(scores, (own - found["middle"]) @ found["direction"].T)
     assert attack.question == "property:job=b"
     (told,) = attack.informed("sign", adversary.Facts())
     assert told.attack == replace(attack, through="sign")
     assert attack.informed("none", adversary.Facts()) == []
-    with pytest.raises(AttackError, match="these examples are images"):
+    with pytest.raises(AttackError, match="these examples have no attributes"):
         attack.learn(Task(task.model, Images((1, 2, 4)), 2), seen[0], table, rng)
 
 
@@ -173,9 +174,9 @@ def test_the_strength_of_a_ridge_is_that_with_the_least_error_on_what_was_left_o
         out = [(x[i] @ fitted(torch.arange(15) != i, strength) - y[i]) ** 2 for i in range(15)]
         errors.append(sum(map(float, out)))
     best = RIDGES[errors.index(min(errors))]
-    torch.testing.assert_close(ridge(x, y), fitted(torch.arange(15) >= 0, best))
-    assert ridge(x.float(), y.float()).dtype == torch.float32
-    assert ridge(torch.zeros(4, 3), torch.ones(4)).tolist() == [0.0] * 3
+    torch.testing.assert_close(ridge(x, y[:, None])[0], fitted(torch.arange(15) >= 0, best))
+    assert ridge(x.float(), y[:, None].float()).dtype == torch.float32
+    assert ridge(torch.zeros(4, 3), torch.ones(4, 2)).tolist() == [[0.0] * 3] * 2
 
 
 def test_shares_of_classes_are_counts_over_all_rounds_of_a_client():

@@ -159,7 +159,7 @@ def test_a_series_compares_with_the_public_examples_of_the_class(missing):
     assert attack.learn(task, seen, known, None).keys() == {"x", "y"}
     rounds = []
     for params in (seen.params, base.after(seen)):
-        scores = odds(task, params, Candidates(*known))
+        scores = odds(task, params, Candidates(known.x, known.y))
         means = torch.stack([scores[known.y == one].mean() if (known.y == one).any() else scores.mean() for one in (0, 1)])
         rounds.append((odds(task, params, about) - means[about.y]) / (scores - means[known.y]).std())
     for times in (1, 2):

@@ -64,7 +64,7 @@ def test_gauss_newton_is_for_smooth_networks():
 def test_what_standard_learns_by_hand():
     """The mean image of each class, that of all for a class that is not there, and how rough 99 % of examples are at most."""
     seen, task = seen_of(*digits(1, 1))
-    x, y = public()
+    x, y, _ = public()
     known = Public(x[y != 7], y[y != 7])
     learned = Standard().learn(task, replace(seen[0], num_examples=1), known, torch.Generator().manual_seed(0))
     torch.testing.assert_close(learned["means"][3], x[y == 3].mean(0))

@@ -72,7 +72,7 @@ def test_grants_are_recorded_with_every_result(captured):
     _, y, _, notes, _ = load_guess(guess_path(session.folder, keys[0]))
     assert notes["ledger"] == "labels, defense"
     assert torch.equal(y, assets_of(experiment_of(captured)).batch(0, 1)[1])
-    with pytest.raises(ValueError, match="valid: labels, defense, statistics"):
+    with pytest.raises(ValueError, match="valid: labels, lengths, defense, statistics"):
         parse_grants(["lables"])
 
 

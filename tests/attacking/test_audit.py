@@ -16,6 +16,7 @@ from fl_app.attacking.audit import normalization, shape_of
 from fl_app.attacking.jobs import Job, TaskSpec, run_job
 from fl_app.attacking.worker import make_worker
 from fl_app.cli.audit import audit, sheet
+from fl_app.core.space import Images
 from fl_app.store.files import RunError
 from fl_app.store.reconstructions import load_guess
 from helpers.foreign_app import IDLG, MODULE, capture
@@ -191,9 +192,9 @@ def test_captures_of_other_weights_are_an_outcome(theirs):
 
 def test_loading_leaves_the_path_alone(theirs):
     before = list(sys.path)
-    assert isinstance(foreign.load(f"{MODULE}:plain", theirs, (1, 6, 6), 3).model, nn.Sequential)
+    assert isinstance(foreign.load(f"{MODULE}:plain", theirs, Images((1, 6, 6)), 3).model, nn.Sequential)
     with pytest.raises(AttackError):
-        foreign.load(f"{MODULE}:broken", theirs, (1, 6, 6), 3)
+        foreign.load(f"{MODULE}:broken", theirs, Images((1, 6, 6)), 3)
     assert sys.path == before
 
 

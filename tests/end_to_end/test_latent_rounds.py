@@ -48,7 +48,7 @@ def test_decoder_and_noise_never_leave_the_client(update, small):
             for value in private.values():
                 if value.numel() > 3 and value.unique().numel() > 3:
                     assert value.numpy().tobytes() not in message
-    run = engines.run(experiment, "inline", Watcher())
+    run = engines.run(experiment, "inline", Watcher(), workers=1)
     seen, failed = Captures(run.path / "captures").read_all()
     assert len(seen) == 2 * experiment.clients
     assert not failed
@@ -69,12 +69,12 @@ def test_a_stopped_run_resumes_to_the_same_weights_and_learns_its_noise_once(sma
         LatentPerturbation, "on_start", lambda self, step, memory: (calls.append(len(step.x)), learn(self, step, memory))
     )
     experiment = small.changed(**TINY, clients=4, fraction=0.5, rounds=4)
-    whole = engines.run(experiment.changed(run_dir=str(tmp_path / "whole")), "inline", Watcher())
+    whole = engines.run(experiment.changed(run_dir=str(tmp_path / "whole")), "inline", Watcher(), workers=1)
     assert calls == [30] * len(calls)  # all that a client owns
     assert 2 <= len(calls) <= 4  # once for each client that was asked
     broken = experiment.changed(run_dir=str(tmp_path / "broken"))
-    engines.run(broken, "inline", StopAt(2))
-    resumed = engines.run(broken, "inline", Watcher(), resume=True)
+    engines.run(broken, "inline", StopAt(2), workers=1)
+    resumed = engines.run(broken, "inline", Watcher(), resume=True, workers=1)
     assert len(calls) % 2 == 0  # as often in both
     assert same(whole.load_checkpoint().weights, resumed.load_checkpoint().weights)
     asked = [client for client in range(4) if resumed.load_memory(4, client)]  # those asked after the stop

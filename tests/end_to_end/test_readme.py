@@ -78,7 +78,8 @@ def check(words):
     command, given = understood(words)
     if "setting" in given:
         experiment = asked_for(given["setting"], given.get("config"), None)
-        models.size_of(experiment.model, (3, 32, 32), 10)
+        text = experiment.model.partition("(")[0] in models.TEXT
+        models.size_of(experiment.model, (32, 30522) if text else (3, 32, 32), 10)
         data.recipe_of(experiment.dataset)
         client_defenses.build(experiment.defense)
     if given.get("engine", "inline") not in ENGINES:

@@ -63,7 +63,7 @@ def test_the_gate_judges_cells(run):
     leak = thorns("gate", "rows", "--attack", "readout", cwd=place)
     assert (leak.returncode, leak.stdout.split()[0]) == (1, "LEAK")
     assert "cells mean 1" in leak.stdout
-    assert "lpips, psnr, ssim say nothing of rows of a table" in leak.stderr
+    assert "exact, lpips, psnr, rouge1, rouge_l, ssim, token_f1 say nothing of rows of a table" in leak.stderr
     passed = thorns("gate", "rows", "--attack", "readout", "--limit", "cells=1.0", cwd=place)
     assert passed.returncode == 0, passed.stdout + passed.stderr
 
