@@ -4,13 +4,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 
 import pytest
 import torch
 
 import client_defenses
-from client_defenses import Defense
 from fl_app import engines
 from fl_app.client_app import check_request
 from fl_app.engines.watcher import Watcher
@@ -19,7 +17,7 @@ from fl_app.models import parameters_of
 from fl_app.store.captures import Captures
 from fl_app.store.files import RunError
 from fl_app.store.runs import RunDir
-from helpers.engines import StopAt, go, same, weights_of
+from helpers.engines import Residual, StopAt, go, same, weights_of
 
 CASES = {  # few, as each starts Ray
     "partial participation, not IID": {
@@ -74,19 +72,6 @@ def test_inline_is_the_loop_one_would_write_by_hand(small):
     ours = weights_of(go(small))
     for name, value in params.items():
         torch.testing.assert_close(ours[name], value.detach(), rtol=1e-5, atol=1e-6)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Residual(Defense):
-    """Remembers half of what it does not send: a defense with a state and with draws."""
-
-    def on_gradient(self, grads, step, memory):
-        sent = {}
-        for name, value in grads.items():
-            value = value + memory.state.get(name, torch.zeros_like(value))
-            mask = torch.rand(value.shape, generator=memory.rng) < 0.5
-            sent[name], memory.state[name] = value * mask, value * ~mask
-        return sent
 
 
 @pytest.mark.parametrize(

@@ -17,22 +17,9 @@ from fl_app.core.wire import to_record, to_tensors
 from fl_app.engines.frames import from_frames, to_frames
 from fl_app.engines.watcher import Watcher
 from fl_app.store.files import RunError
-from helpers.engines import StopAt, captures_of, go, same, weights_of
+from helpers.engines import Residual, StopAt, captures_of, go, same, weights_of
 
 LONELY = "thorns-test-lonely"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Residual(Defense):
-    """Remembers what it does not send, and draws."""
-
-    def on_gradient(self, grads, step, memory):
-        sent = {}
-        for name, value in grads.items():
-            value = value + memory.state.get(name, torch.zeros_like(value))
-            mask = torch.rand(value.shape, generator=memory.rng) < 0.5
-            sent[name], memory.state[name] = value * mask, value * ~mask
-        return sent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,10 @@
 """Runs of an experiment, and what is compared of them."""
 
+from dataclasses import dataclass
+
 import torch
 
+from client_defenses import Defense
 from fl_app import engines
 from fl_app.engines.watcher import Watcher
 from fl_app.store.captures import Captures
@@ -15,6 +18,19 @@ def weights_of(run):
 
 def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residual(Defense):
+    """Remembers half of what it does not send: a defense with a state and with draws."""
+
+    def on_gradient(self, grads, step, memory):
+        sent = {}
+        for name, value in grads.items():
+            value = value + memory.state.get(name, torch.zeros_like(value))
+            mask = torch.rand(value.shape, generator=memory.rng) < 0.5
+            sent[name], memory.state[name] = value * mask, value * ~mask
+        return sent
 
 
 class StopAt(Watcher):
