@@ -28,8 +28,9 @@ from fl_app.core.wire import to_record
 from fl_app.engines.inline import InlineGrid
 from fl_app.engines.serving import build_strategy, malicious
 from fl_app.experiment.assets import assets_of
-from fl_app.experiment.config import Experiment, Value, from_run_config
+from fl_app.experiment.config import Experiment, from_run_config
 from fl_app.experiment.grants import knowledge_of, server_knowledge
+from fl_app.experiment.toml import Value
 from fl_app.experiment.truth import clients_behind, true_aggregate
 from fl_app.models import parameters_of
 from fl_app.scoring.base import Tools

@@ -65,7 +65,7 @@ def local(
     need_grpc()
     from fl_app.cli.run import asked_for, run_and_report
     from fl_app.engines.grpc.local import Local, run_local
-    from fl_app.experiment.config import ConfigError, parse_assignment
+    from fl_app.experiment.toml import ConfigError, parse_assignment
 
     named = [value for key, value in map(parse_assignment, setting or []) if key == "clients"]
     if clients and any(value != clients for value in named):

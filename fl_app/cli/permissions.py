@@ -19,7 +19,8 @@ def typed(given: T) -> T:
 def assigned(given: list[str] | None) -> list[str] | None:
     """The same of `key=value`."""
     if given:
-        from fl_app.experiment.config import SPECS, parse_assignment
+        from fl_app.experiment.config import SPECS
+        from fl_app.experiment.toml import parse_assignment
 
         changes = [parse_assignment(text) for text in given]
         _allow([value for key, value in changes if key in SPECS])

@@ -43,9 +43,10 @@ def run(
 def asked_for(setting: list[str] | None, config: Path | None, resume: Path | None) -> "Experiment":
     """The experiment that a command line describes, with its run directory."""
     import adversary
-    from fl_app.experiment.config import MAY_CHANGE, ConfigError, Experiment, from_run_config, parse_assignment, read_toml
+    from fl_app.experiment.config import MAY_CHANGE, Experiment, from_run_config, read_toml
     from fl_app.experiment.grants import parse_grants
     from fl_app.experiment.runs import experiment_of, new_path
+    from fl_app.experiment.toml import ConfigError, parse_assignment
     from fl_app.store.runs import RunDir
 
     changes = dict(parse_assignment(text) for text in setting or [])

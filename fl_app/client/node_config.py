@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_app.experiment.config import ConfigError, Value, load_toml, parse_assignment
+from fl_app.experiment.toml import ConfigError, Value, load_toml, parse_assignment
 
 WORD = re.compile(r"""([A-Za-z][A-Za-z0-9_-]*=(?:'[^']*'|"[^"]*"|[^\s'"]+))(?:\s+|$)""")
 TEMPLATE = """# What client {client} decides itself; the server can neither read nor change it (docs/security.md):

@@ -11,8 +11,9 @@ from fl_app.core.spec import SpecError, suggest
 from fl_app.engines.beside import MakeBeside
 from fl_app.engines.serving import serve
 from fl_app.engines.watcher import Watcher
-from fl_app.experiment.config import Experiment, Value
+from fl_app.experiment.config import Experiment
 from fl_app.experiment.limits import check_limits
+from fl_app.experiment.toml import Value
 from fl_app.store.runs import RunDir
 
 Main = Callable[[Grid, Context], None]

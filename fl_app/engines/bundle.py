@@ -1,6 +1,6 @@
 """The Flower app that a run is: settings, and the names of two installed apps."""
 
-from fl_app.experiment.config import Value, toml_value
+from fl_app.experiment.toml import Value, toml_value
 
 CLIENT_APP = "fl_app.client_app:app"
 APP = """[project]

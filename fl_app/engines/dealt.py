@@ -62,9 +62,9 @@ class HelperLost(Exception):
 class DealtGrid(InlineGrid):
     """Deals each batch of messages out evenly; a client that has a state stays with the helper that holds it."""
 
+    @abstractmethod
     def begin(self, number: int) -> int:
         """Start the helpers for a batch of `number` messages; how many there are, 0 to go on without."""
-        raise NotImplementedError
 
     @abstractmethod
     def ask(self, frames: Frames, shares: dict[int, range]) -> Iterator[tuple[int, Answered | HelperLost]]:

@@ -20,7 +20,7 @@ from fl_app.client_app import app
 from fl_app.core.machine import cores, ray_address, wait_passively
 from fl_app.engines import Main
 from fl_app.engines.bundle import app_toml
-from fl_app.experiment.config import Value
+from fl_app.experiment.toml import Value
 
 
 def gpu_share(device: str, actors: int, gpus: int | None = None) -> float:

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fl_app.experiment.config import Value
+from fl_app.experiment.toml import Value
 
 log = logging.getLogger("thorns")
 

@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Sequence
-from select import poll
+from select import POLLIN, poll
 from typing import Any
 
 ROOM = 2**20
@@ -73,5 +73,5 @@ def select(reading: Sequence[int]) -> set[int]:
     """Those of the pipes that have something to read, or are closed; waits for the first."""
     waiting = poll()
     for end in reading:
-        waiting.register(end)
+        waiting.register(end, POLLIN)
     return {end for end, _ in waiting.poll()}

@@ -18,7 +18,8 @@ from fl_app.core.machine import cores
 from fl_app.engines.dealt import Answered, DealtGrid, HelperLost, Line, Noted, answered
 from fl_app.engines.frames import Frames, from_frames
 from fl_app.engines.pipes import Ends, pipes, select
-from fl_app.experiment.config import Value
+from fl_app.experiment.assets import device_of
+from fl_app.experiment.toml import Value
 
 GONE = (EOFError, OSError)
 
@@ -31,7 +32,7 @@ class PoolGrid(DealtGrid):
         super().__init__(client_app, clients, run_config)
         self._wanted = workers or cores()
         # OpenMP's threads do not survive the copying, and a GPU's context does not either.
-        alone = run_config.get("threads", 1) != 1 or run_config.get("device", "cpu") != "cpu"
+        alone = run_config.get("threads", 1) != 1 or device_of(str(run_config.get("device", "cpu"))) != "cpu"
         if alone or not hasattr(os, "fork") or multiprocessing.current_process().daemon:
             self._wanted = 1
         self._processes: list[tuple[BaseProcess, Ends]] = []

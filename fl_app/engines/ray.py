@@ -15,7 +15,7 @@ from fl_app.engines.dealt import Answered, DealtGrid, HelperLost, Noted, answere
 from fl_app.engines.flower import gpu_share
 from fl_app.engines.frames import Frames, from_frames
 from fl_app.engines.inline import InlineGrid
-from fl_app.experiment.config import Value
+from fl_app.experiment.toml import Value
 
 SETTINGS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -86,7 +86,7 @@ class RayGrid(DealtGrid):
     def close(self) -> None:
         """End the actors."""
         for actor in self._actors:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(self._ray.exceptions.RayError):  # Ray may be gone already
                 self._ray.kill(actor)
 
 

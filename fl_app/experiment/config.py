@@ -1,7 +1,5 @@
 """An experiment: every setting of a run, checked before anything starts."""
 
-import json
-import tomllib
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -12,7 +10,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 import client_defenses
 from client_defenses.tools.accounting import epsilon
 from fl_app.core import plugins, spec
-from fl_app.core.errors import said
 from fl_app.core.local import LocalRule
 from fl_app.core.observation import Visibility
 from fl_app.core.selection import Selection, select
@@ -20,12 +17,12 @@ from fl_app.data import DATASETS
 from fl_app.data.partitions import PARTITIONS
 from fl_app.data.splits import shares_of
 from fl_app.experiment import guards
+from fl_app.experiment.toml import ConfigError, Value, load_toml, toml_value
 from fl_app.models import MODELS
 from strategies import crafts, optimizers
 from strategies.crafts import Craft
 from strategies.hidden import LEAST_CLIENTS, MOST_MASKED
 
-Value = bool | int | float | str
 # Bounds that follow from the data set and from memory are in `experiment.limits`.
 Count = Annotated[int, Field(ge=1, le=10**9)]
 CountOrZero = Annotated[int, Field(ge=0, le=10**9)]
@@ -33,10 +30,6 @@ Steps = Annotated[int, Field(ge=1, le=10**6)]
 Rate = Annotated[float, Field(gt=0)]
 # `capture=1` on a command line is a number to TOML.
 Numbers = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
-
-
-class ConfigError(ValueError):
-    """Settings that cannot be run; the message names each and what it may be."""
 
 
 def _kebab(name: str) -> str:
@@ -234,15 +227,6 @@ def _selected(setting: str, text: str, lowest: int, what: str) -> Selection:
         raise ValueError(f"{setting}={error}") from None
 
 
-def toml_value(value: Value) -> str:
-    """A value as TOML."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)
-
-
 def from_run_config(config: Mapping[str, Any]) -> Experiment:
     """Check settings and fill in the defaults; cached, because every message to a client comes with them."""
     several = [key for key, value in config.items() if isinstance(value, list | dict)]
@@ -278,26 +262,3 @@ def read_toml(path: Path) -> dict[str, Any]:
     given = load_toml(path)
     plugins.check_named(str(path), given, SPECS)
     return given
-
-
-def load_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file holds; ConfigError if it is none."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {said(error)}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}") from None
-
-
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """`key=value` -> (key, value); the value is TOML, or else taken as text."""
-    key, equals, raw = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"'{text}' is not of the form key=value")
-    try:
-        return key.strip(), tomllib.loads(f"value = {raw.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), raw.strip()

@@ -6,7 +6,8 @@ from fl_app import data, models
 from fl_app.core.machine import gigabytes, memory
 from fl_app.data.partitions import check_partition
 from fl_app.data.splits import training_examples
-from fl_app.experiment.config import ConfigError, Experiment
+from fl_app.experiment.config import Experiment
+from fl_app.experiment.toml import ConfigError
 from strategies.ckks import MOST_BYTES, ciphertexts, tenseal
 
 FLOAT = 4

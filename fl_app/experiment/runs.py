@@ -3,8 +3,9 @@
 from datetime import datetime
 from pathlib import Path
 
-from fl_app.experiment.config import ConfigError, Experiment, from_run_config, read_toml
+from fl_app.experiment.config import Experiment, from_run_config, read_toml
 from fl_app.experiment.environment import environment
+from fl_app.experiment.toml import ConfigError
 from fl_app.store.files import RunError, write_atomic
 from fl_app.store.runs import RunDir
 

@@ -4,6 +4,7 @@ They take ids, or what the ids stand for: word vectors with a channel that says 
 defense that leaves the grid of words hands a model an ordinary x.
 """
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Literal
 
 import torch
@@ -51,7 +52,7 @@ def table(rows: int, dim: int, std: float, *, frozen: bool) -> nn.Module:
     return trained
 
 
-class TextModel(nn.Module):
+class TextModel(nn.Module, ABC):
     """What takes token ids, int64 (batch, length), 0 behind the end, or lifted ones, float (batch, length, dim + 1)."""
 
     words: nn.Module
@@ -77,9 +78,9 @@ class TextModel(nn.Module):
         """Ids or lifted ids -> logits."""
         return self.logits(x if x.is_floating_point() else self.lift(x))
 
+    @abstractmethod
     def logits(self, lifted: Tensor) -> Tensor:
         """(batch, length, dim + 1) -> (batch, classes)."""
-        raise NotImplementedError
 
 
 class Transformer(TextModel):

@@ -11,10 +11,11 @@ from fl_app import data, models
 from fl_app.core.errors import told
 from fl_app.core.local import Step
 from fl_app.experiment.assets import assets_of, device_of
-from fl_app.experiment.config import ConfigError, Experiment
+from fl_app.experiment.config import Experiment
 from fl_app.experiment.evaluators import JUDGING, ensure, prepared
 from fl_app.experiment.grants import examples_repeat
 from fl_app.experiment.limits import check_limits
+from fl_app.experiment.toml import ConfigError
 from fl_app.models import parameters_of
 from fl_app.scoring.base import Unavailable
 from fl_app.scoring.perceptual import BACKBONES, fetch_backbone

@@ -15,7 +15,7 @@ from fl_app.analysis.results import read_study
 from fl_app.core import plugins
 from fl_app.core.ending import exit_code, terminable
 from fl_app.data.texts import TEXTS
-from fl_app.experiment.config import ConfigError, parse_assignment
+from fl_app.experiment.toml import ConfigError, parse_assignment
 from fl_app.report import write_report
 from fl_app.store.files import RunError
 from fl_app.store.locks import LOCK, alone

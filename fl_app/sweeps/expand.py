@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fl_app.experiment.config import ConfigError, Experiment, from_run_config
+from fl_app.experiment.config import Experiment, from_run_config
+from fl_app.experiment.toml import ConfigError
 from fl_app.store.files import RunError
 from fl_app.sweeps.file import Sweep, Targets
 from fl_app.sweeps.grid import points, values_of

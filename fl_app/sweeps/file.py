@@ -8,8 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 import adversary
 from fl_app.core import spec
-from fl_app.experiment.config import ConfigError, Experiment, Value, read_toml, toml_value
+from fl_app.experiment.config import Experiment, read_toml
 from fl_app.experiment.grants import parse_grants
+from fl_app.experiment.toml import ConfigError, Value, toml_value
 from fl_app.scoring.metrics import with_plugged
 from fl_app.sweeps.grid import values_of
 

@@ -14,7 +14,7 @@ from fl_app.cli.attack import attack_run
 from fl_app.cli.main import _said
 from fl_app.cli.progress import ProgressBar
 from fl_app.engines.watcher import Watcher
-from fl_app.experiment.config import ConfigError
+from fl_app.experiment.toml import ConfigError
 from fl_app.store.files import RunError
 from fl_app.sweeps import command
 from helpers.cli import settings_of

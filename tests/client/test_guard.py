@@ -12,8 +12,8 @@ from fl_app.client.guard import guard_of
 from fl_app.client_app import LOSSES
 from fl_app.core.spec import SpecError
 from fl_app.experiment.assets import assets_of
-from fl_app.experiment.config import ConfigError
 from fl_app.experiment.guards import GUARDS, build
+from fl_app.experiment.toml import ConfigError
 from fl_app.models import parameters_of
 from fl_app.store.files import RunError, RunFailed
 from fl_app.store.runs import RunDir

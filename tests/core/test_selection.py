@@ -3,7 +3,7 @@
 import pytest
 
 from fl_app.core.selection import select
-from fl_app.experiment.config import ConfigError
+from fl_app.experiment.toml import ConfigError
 
 
 @pytest.mark.parametrize(

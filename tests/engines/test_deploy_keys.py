@@ -22,7 +22,7 @@ from fl_app.engines.grpc.certificates import (
 )
 from fl_app.engines.grpc.connection import NodeSettings
 from fl_app.engines.grpc.link import Link
-from fl_app.experiment.config import ConfigError
+from fl_app.experiment.toml import ConfigError
 
 
 def handshake(server_files, authority, host):

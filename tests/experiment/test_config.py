@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_app.experiment.config import ConfigError, Experiment, from_run_config, parse_assignment, read_toml, toml_value
+from fl_app.experiment.config import Experiment, from_run_config, read_toml
+from fl_app.experiment.toml import ConfigError, parse_assignment, toml_value
 from helpers.paths import ROOT
 
 

@@ -15,8 +15,9 @@ from fl_app.data.splits import split, training_examples
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment import limits
 from fl_app.experiment.assets import assets_of
-from fl_app.experiment.config import ConfigError, Experiment
+from fl_app.experiment.config import Experiment
 from fl_app.experiment.limits import check_limits
+from fl_app.experiment.toml import ConfigError
 from strategies import optimizers
 
 

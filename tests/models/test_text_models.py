@@ -104,9 +104,9 @@ def test_what_does_not_fit_is_refused(name, shape, words):
 
 
 def test_minilm_is_what_transformers_makes_of_the_published_weights():
-    from fl_app.core.vision import torchvision  # which transformers imports
+    from fl_app.core import vision  # noqa: F401  # before transformers imports torchvision
 
-    transformers = pytest.importorskip("transformers", reason=f"beside torchvision {torchvision.__version__}")
+    transformers = pytest.importorskip("transformers", reason="pip install transformers, to compare with it")
     settings = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
     other = transformers.BertModel(transformers.BertConfig(**settings)).eval()
     ids = torch.randint(1, 30522, (2, 12), generator=torch.Generator().manual_seed(0))

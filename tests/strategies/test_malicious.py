@@ -24,8 +24,8 @@ from fl_app.core.wire import to_record, to_tensors
 from fl_app.engines.inline import InlineGrid
 from fl_app.engines.serving import build_strategy, malicious
 from fl_app.experiment.assets import assets_of
-from fl_app.experiment.config import ConfigError
 from fl_app.experiment.runs import new_path
+from fl_app.experiment.toml import ConfigError
 from fl_app.models import parameters_of
 from helpers.engines import captures_of, go, same, weights_of
 from helpers.malicious import recovered, shares

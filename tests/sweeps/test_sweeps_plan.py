@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from fl_app.experiment.config import ConfigError
+from fl_app.experiment.toml import ConfigError
 from fl_app.sweeps.estimate import Estimator, amount
 from fl_app.sweeps.expand import make_plan
 from fl_app.sweeps.file import read_sweep, sweep_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_app.experiment.config import ConfigError
+from fl_app.experiment.toml import ConfigError
 from fl_app.store.files import RunError
 from fl_app.sweeps.check import check
 

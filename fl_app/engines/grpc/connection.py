@@ -21,7 +21,7 @@ from flwr.supercore.run import Run
 from fl_app.client.policy import STATE_DIR
 from fl_app.client.state import default_folder
 from fl_app.engines.grpc.certificates import fingerprint, read_node_key
-from fl_app.experiment.config import Value
+from fl_app.experiment.toml import Value
 
 log = logging.getLogger("thorns")
 TRIES, MOST_TRIES = "THORNS_CLIENT_TRIES", 4

@@ -36,7 +36,7 @@ from flwr.superlink.grid import HttpGrid
 from fl_app.engines.bundle import CLIENT_APP, app_toml
 from fl_app.engines.grpc.certificates import Certificates, read_public_key, write_private
 from fl_app.engines.grpc.processes import program
-from fl_app.experiment.config import Value
+from fl_app.experiment.toml import Value
 
 OUTAGE_SECONDS = 60.0
 """How long a run waits for a SuperLink that does not answer; Flower waits for ever."""

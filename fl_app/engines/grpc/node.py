@@ -38,7 +38,7 @@ from fl_app.engines.grpc.door import check_door
 from fl_app.engines.grpc.packing import announce, pack_content, unpack_message
 from fl_app.engines.grpc.polling import Backoff
 from fl_app.engines.grpc.presence import AWAY_SECONDS, Presence
-from fl_app.experiment.config import Value
+from fl_app.experiment.toml import Value
 
 log = logging.getLogger("thorns")
 PARTS_SECONDS = 0.02
