@@ -53,8 +53,13 @@ class Matching(Attack):
 
     @property
     def trained(self) -> bool:  # type: ignore[override]
-        """Whether its space learns from public examples first."""
-        return self.space.trained
+        """Whether its space learns from public examples first, or counts words in them."""
+        return self.space.trained or (isinstance(self.space, Words) and self.space.language > 0)
+
+    @property
+    def needs_public(self) -> bool:  # type: ignore[override]
+        """Words are moved about without a language model, too."""
+        return not self.of_text
 
     @property
     def of_text(self) -> bool:  # type: ignore[override]

@@ -40,6 +40,10 @@ class Words(Parametrisation):
     iterations: Annotated[int, Field(ge=1)] = 2000
     """Those of the search, by which phases are timed."""
 
+    def learn(self, public: Public, task: Task) -> Tensors:
+        """The language model, by name."""
+        return dict(Trigrams.counted(public.x, space_of(task).size)._asdict()) if self.language else {}
+
     def bind(self, task: Task, classes: Tensor | None = None, learned: Tensors | None = None) -> Variables:
         """Not without the targets, whose lengths it needs."""
         raise AttackError("the space words needs to know what was seen")
@@ -49,11 +53,6 @@ class Words(Parametrisation):
     ) -> Variables:
         """The vectors of some targets' sentences."""
         return _Words(self, [target[0] for target in targets], task, learned)
-
-
-def counted(task: Task, public: Public) -> Tensors:
-    """The language model of public text, by name."""
-    return dict(Trigrams.counted(public.x, space_of(task).size)._asdict())
 
 
 class _Words(Free):

@@ -12,7 +12,7 @@ from adversary.presets import Preset
 from adversary.priors import Weight
 from adversary.search.matching import Matching
 from adversary.search.optimizers import Adam, Count, Rate
-from adversary.spaces.words import Number, Words, counted
+from adversary.spaces.words import Number, Words
 from adversary.text.objectives import CosineTensors, Tag
 from adversary.text.priors import WordNorm
 from fl_app.core.local import Tensors
@@ -33,7 +33,7 @@ class TextSearch(Preset):
 
     def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
         """The language model."""
-        return counted(task, public)
+        return self.matching().learn(task, seen, public, rng)
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Run the search with what was learned."""

@@ -99,6 +99,8 @@ def rounds(study: Study) -> Rows:
 def summary(study: Study) -> Rows:
     """One row per (cell, attack): means over targets with their 95 % intervals, the floors, and what the training came to."""
     rows, measures, verdicts = Rows(), study.measures, _verdicts(study)
+    # The same columns in all rows: images, tables and text have floors of their own.
+    floors = dict.fromkeys(name for cell in study.cells for attack in cell.attacks for name in attack.floors) or FLOORS
     for cell in study.cells:
         about, attacks = _about(study, cell, cell.attacked), cell.attacks
         trained = _about(study, cell, cell.training) if cell.training else {}
@@ -119,7 +121,7 @@ def summary(study: Study) -> Rows:
                     row |= {f"{metric}_by_truth_{part}": getattr(worst, part) for part in ("mean", "low", "high")}
             # Floors are kept once, beside the attack as it was asked for.
             twin = next((one for one in attacks if one.asked == attack.asked and one.floors), attack)
-            for floor in FLOORS:
+            for floor in floors:
                 blind, name = twin.floors.get(floor, []), floor.replace(" ", "_")
                 row |= {f"floor_{name}_{metric}": summarize(blind, metric).mean for metric in measures}
             rows.append(row | of_all)

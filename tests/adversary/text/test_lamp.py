@@ -5,7 +5,7 @@ import math
 import torch
 
 import adversary
-from adversary.base import Public
+from adversary.base import Facts, Public
 from adversary.text.language import SHARES, Trigrams
 from adversary.text.lengths import lengths_of
 from adversary.text.moves import moved
@@ -68,3 +68,15 @@ def test_lamp_finds_words_that_nobody_told_and_learns_from_public_text_alone():
     words = (x != 0) & ~torch.isin(x, torch.tensor(SPACE.vocabulary.special))
     right = [len(set(a[w].tolist()) & set(b[w].tolist())) / int(w.sum()) for a, b, w in zip(guess.x, x, words, strict=True)]
     assert sum(right) / 3 > 0.1  # of 196 words
+
+
+def test_who_knows_the_defense_keeps_the_language_model():
+    x, y = sentences(1, seed=2)[:, None], torch.tensor([[1]])
+    seen, task = seen_of(f"bert({SMALL})", x, y)
+    public = Public(sentences(20, seed=4), torch.zeros(20, dtype=torch.int64))
+    naive = adversary.build("lamp_cos(iterations=2, draws=1, orders=2)")
+    (informed,) = [one.attack for one in naive.informed("mask(ratio=0.25)", Facts(examples=1)) if one.attack is not None]
+    assert (informed.trained, informed.needs_public) == (True, False)
+    learned = informed.learn(task, seen[0], public, torch.Generator())
+    assert learned.keys() == naive.learn(task, seen[0], public, torch.Generator()).keys() == set(Trigrams._fields)
+    assert not adversary.build("tag").matching().trained
