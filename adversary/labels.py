@@ -51,40 +51,31 @@ def by_min_column(gradient: Tensors, task: Task, examples: int) -> Tensor:
     return weight.min(1).values.argsort()[:examples].sort().values
 
 
-def by_count(seen: Observation, gradient: Tensors, task: Task, rng: torch.Generator) -> Tensor:
+def by_count(seen: Observation, gradient: Tensors, task: Task, like: Tensor) -> Tensor:
     """Count the examples of each class (in the manner of Wainakh et al. 2022): n_c = B (mean p_c - bias gradient_c).
 
-    The mean predicted probability p_c is not known; it is estimated on uniform noise, which fits early rounds best.
+    The mean predicted probability p_c is not known; it is that of `like`, examples (n, *shape): noise fits early rounds best.
     """
     if seen.num_examples == 1:  # nothing to count, and this rule is blind to the scale of a clipped update
         return by_sign(gradient, task)
-    weight, bias = last_layer(gradient, task.num_classes)
+    _, bias = last_layer(gradient, task.num_classes)
     if bias is None:
         raise AttackError("the last layer has no bias, so classes cannot be counted: use 'min_column' or grant the labels")
-    return _counted(seen, task, bias, _noise(task, rng, weight))
+    return _counted(seen, task, bias, like)
 
 
-def by_count_rows(seen: Observation, gradient: Tensors, task: Task, rng: torch.Generator) -> Tensor:
+def by_count_rows(seen: Observation, gradient: Tensors, task: Task, like: Tensor) -> Tensor:
     """Ours, for updates that a defense spoiled but did not scale: counts as `count`, from whole rows instead of the bias.
 
-    A row of the last layer's gradient is the bias's entry times the features that enter the layer, here those of uniform noise;
+    A row of the last layer's gradient is the bias's entry times the features that enter the layer, here those of `like`;
     least squares over the row and the bias outlives masks and decoys, which hit single entries.
     """
     if seen.num_examples == 1:
-        return by_rows(seen, gradient, task, rng)
+        return by_rows(seen, gradient, task, like)
     weight, bias = last_layer(gradient, task.num_classes)
-    noise = _noise(task, rng, weight)
-    features = _features(task, seen.params, noise, last_weight(gradient, task.num_classes)).to(weight)
+    features = _features(task, seen.params, like, last_weight(gradient, task.num_classes)).to(weight)
     factors = weight @ features if bias is None else weight @ features + bias
-    return _counted(seen, task, factors / (features @ features + (bias is not None)), noise)
-
-
-def recount(seen: Observation, task: Task, x: Tensor) -> Tensor:
-    """Counts as `count`, with the probabilities of what was rebuilt, x (examples, *shape), in the place of noise's."""
-    _, bias = last_layer(as_gradient(seen), task.num_classes)
-    if bias is None:
-        raise AttackError("the last layer has no bias, so classes cannot be counted again")
-    return _counted(seen, task, bias, x)
+    return _counted(seen, task, factors / (features @ features + (bias is not None)), like)
 
 
 def _noise(task: Task, rng: torch.Generator, like: Tensor) -> Tensor:
@@ -93,23 +84,22 @@ def _noise(task: Task, rng: torch.Generator, like: Tensor) -> Tensor:
     return noise.to(like) if noise.is_floating_point() else noise.to(like.device)
 
 
-def _counted(seen: Observation, task: Task, bias: Tensor, noise: Tensor) -> Tensor:
-    """How often each class occurs by n_c = B (p_c - bias gradient_c), p that of noise: int64 (examples,)."""
+def _counted(seen: Observation, task: Task, bias: Tensor, like: Tensor) -> Tensor:
+    """How often each class occurs by n_c = B (p_c - bias gradient_c), p that of such examples: int64 (examples,)."""
     with torch.no_grad():
-        probability = functional_call(task.model, seen.params, (noise,)).softmax(1).mean(0)
+        probability = functional_call(task.model, seen.params, (like,)).softmax(1).mean(0)
     return _rounded((seen.num_examples * (probability - bias)).clamp_min(0), seen.num_examples)
 
 
-def by_rows(seen: Observation, gradient: Tensors, task: Task, rng: torch.Generator) -> Tensor:
+def by_rows(seen: Observation, gradient: Tensors, task: Task, like: Tensor) -> Tensor:
     """Ours, for updates that a defense scaled or spoiled: the factor of each row, by least squares over all its entries.
 
     A row of the last layer's gradient is (p_c - share of class c) times the features that enter the layer, here those of
-    uniform noise. Averaging over a row outlives noise, masks and signs, and only the ratios of negative factors count.
+    `like`. Averaging over a row outlives noise, masks and signs, and only the ratios of negative factors count.
     With several examples a class whose probability hides its share is missed.
     """
     weight, bias = last_layer(gradient, task.num_classes)
-    noise = _noise(task, rng, weight)
-    features = _features(task, seen.params, noise, last_weight(gradient, task.num_classes))
+    features = _features(task, seen.params, like, last_weight(gradient, task.num_classes))
     factors = weight @ features.to(weight)
     if bias is not None:
         factors = factors + bias
@@ -154,5 +144,17 @@ def infer(rule: LabelRule, seen: Observation, task: Task, rng: torch.Generator) 
         return by_sign(gradient, task)
     if rule == "min_column":
         return by_min_column(gradient, task, seen.num_examples)
-    by_noise = {"count": by_count, "count_rows": by_count_rows, "rows": by_rows}
-    return by_noise[rule](seen, gradient, task, rng)
+    blind = rule == "count" and seen.num_examples == 1  # looks at no examples: none are drawn
+    weight, _ = last_layer(gradient, task.num_classes)
+    return BY_LIKE[rule](seen, gradient, task, weight.new_empty(0) if blind else _noise(task, rng, weight))
+
+
+def again(rule: LabelRule, seen: Observation, task: Task, x: Tensor) -> Tensor | None:
+    """The classes by what was rebuilt, x (examples, *shape), in the place of noise; None if the rule looks at no examples."""
+    if rule not in BY_LIKE or seen.num_examples == 1:
+        return None
+    return BY_LIKE[rule](seen, as_gradient(seen), task, x)
+
+
+BY_LIKE = {"count": by_count, "count_rows": by_count_rows, "rows": by_rows}
+"""Rules that ask what the network makes of examples like those that it saw."""

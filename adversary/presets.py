@@ -2,12 +2,12 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from adversary.base import Attack, Facts, Guess, Informed
-from adversary.labels import LabelRule, recount
+from adversary.labels import LabelRule
 from adversary.objectives import Cosine, Relative
 from adversary.priors import BatchNorm, Box, Group, Norm, TotalVariation, Weight
 from adversary.search import optimizers
@@ -163,26 +163,6 @@ class RowSearch(Preset):
     iterations: Count = 1500
     seeds: Count = 1
 
-    def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
-        """Search, count the classes again by what was found, and search once more where they are others.
-
-        Classes are counted by what the model makes of noise, and rows of a table are far from noise.
-        """
-        guess = super().run(seen, task, streams)
-        if self.labels != "count" or seen[0].num_examples == 1:
-            return guess
-        again = [recount(one, task, task.space.clamp(x)) for one, x in zip(seen, guess.x, strict=True)]
-        moved = [i for i, y in enumerate(again) if not torch.equal(y.sort().values, guess.y[i].sort().values)]
-        if not moved:
-            return guess
-        told = [replace(seen[i], knowledge=replace(seen[i].knowledge, labels=again[i])) for i in moved]
-        other = replace(self, labels="given").run(told, task, [streams[i] for i in moved])
-        better = [(place, i) for place, i in enumerate(moved) if other.loss[place] < guess.loss[i]]
-        x, y, loss = guess.x.clone(), guess.y.clone(), guess.loss.clone()
-        for place, i in better:
-            x[i], y[i], loss[i] = other.x[place], other.y[place], other.loss[place]
-        return guess._replace(x=x, y=y, loss=loss)
-
     def matching(self) -> Matching:
         """Cosine over cells under Adam."""
         return Matching(
@@ -191,6 +171,7 @@ class RowSearch(Preset):
             labels=self.labels,
             optimizer=Adam(iterations=self.iterations, lr=self.lr, signed=True, decay=True),
             seeds=self.seeds,
+            recounts=1,  # rows of a table are far from the noise by which classes are counted first
         )
 
 

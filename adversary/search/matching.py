@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from adversary import labels as label_inference
@@ -37,6 +38,8 @@ class Matching(Attack):
     optimizer: Annotated[Optimizer, Named("optimizer", lambda: OPTIMIZERS)] = Adam()  # noqa: RUF009
     seeds: Count = 1
     """Reconstructions of a target that are searched side by side."""
+    recounts: Annotated[int, Field(ge=0, le=100)] = 0
+    """How often classes are counted again by what was found (ours); where they are others, they are searched for once more."""
     rounds: Count = 1
     """Match so many rounds of a client with one reconstruction, if it was granted that its examples repeat."""
     at_once: Count = 64
@@ -86,6 +89,20 @@ class Matching(Attack):
         return replace(self, optimizer=replace(self.optimizer, iterations=iterations, restarts=1))
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
+        """Search, and search again where classes turn out to be others."""
+        guess = self._searched(seen, task, streams)
+        for _ in range(self.recounts if self.rounds == 1 else 0):
+            pairs = zip(seen, guess.x, strict=True)
+            found = [label_inference.again(self.labels, one, task, task.space.clamp(x)) for one, x in pairs]
+            others = {i: y for i, y in enumerate(found) if y is not None and not _same(y, guess.y[i])}
+            if not others:
+                break
+            told = [replace(seen[i], knowledge=replace(seen[i].knowledge, labels=y)) for i, y in others.items()]
+            knowing = replace(self, labels="given").taught(self.learned)
+            guess = _better(guess, knowing._searched(told, task, [streams[i] for i in others]), list(others))
+        return guess
+
+    def _searched(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Attack the targets in groups that share the weights of a round."""
         guesses: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         for group in self._groups(seen):
@@ -122,6 +139,20 @@ class Matching(Attack):
             by_client.setdefault(seen[i].client, []).append(i)
         size = self.rounds
         return [tuple(all_[i : i + size]) for all_ in by_client.values() for i in range(0, len(all_), size)]
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether classes are the same in some order; soft ones are not."""
+    return one.shape == other.shape and torch.equal(one.cpu().sort().values, other.cpu().sort().values)
+
+
+def _better(guess: Guess, other: Guess, places: Sequence[int]) -> Guess:
+    """The guess, with what another one explains better of some of its targets."""
+    x, y, loss = guess.x.clone(), guess.y.clone(), guess.loss.clone()
+    for at, i in enumerate(places):
+        if other.loss[at] < guess.loss[i]:
+            x[i], y[i], loss[i] = other.x[at], other.y[at], other.loss[at]
+    return guess._replace(x=x, y=y, loss=loss)
 
 
 def _mean(target: Target) -> Observation:

@@ -85,7 +85,9 @@ def test_total_variation_says_nothing_of_rows():
 def test_classes_are_counted_again_by_what_was_found():
     x, y, seen, task = scene(8, seed=4)
     for one, rows, true in zip(seen, x, y, strict=True):
-        assert torch.equal(labels.recount(one, task, rows).bincount(minlength=2), true.bincount(minlength=2))
+        for rule in ("count", "count_rows"):
+            assert torch.equal(labels.again(rule, one, task, rows).bincount(minlength=2), true.bincount(minlength=2))
+        assert labels.again("given", one, task, rows) is None
 
 
 def test_who_is_told_the_classes_counts_nothing():
@@ -97,5 +99,5 @@ def test_who_is_told_the_classes_counts_nothing():
 def test_classes_are_not_counted_again_without_a_bias():
     x, _, (seen,), task = scene(4, targets=1)
     bare = {name: value for name, value in seen.update.items() if value.ndim > 1}
-    with pytest.raises(AttackError, match="has no bias, so classes cannot be counted again"):
-        labels.recount(replace(seen, update=bare), task, x[0])
+    with pytest.raises(AttackError, match="has no bias, so classes cannot be counted"):
+        labels.again("count", replace(seen, update=bare), task, x[0])

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adversary import Guess, presets
-from adversary.presets import Preset, RowSearch
+from adversary import Facts, Guess, labels
+from adversary.presets import RowSearch
+from adversary.search.matching import Matching
 from helpers.rows import ROWS, scene
 
 FOUND = torch.full((3, 4, 8), 0.25)
@@ -28,12 +29,14 @@ def searches(monkeypatch):
             return Guess(FOUND.clone()[: len(seen)], FIRST.clone()[: len(seen)], torch.tensor([0.5, 0.5, 0.5])[: len(seen)])
         return Guess(torch.full((len(seen), 4, 8), 0.75), torch.stack(told), torch.tensor([0.1, 0.5])[: len(seen)])
 
-    def recount(one, task, x):
+    def again(rule, one, task, x):
+        if rule == "given" or one.num_examples == 1:
+            return None
         assert torch.equal(x, ROWS.clamp(FOUND[one.client])), "counted by rows, not by what lies between them"
         return AGAIN[one.client]
 
-    monkeypatch.setattr(Preset, "run", run)
-    monkeypatch.setattr(presets, "recount", recount)
+    monkeypatch.setattr(Matching, "_searched", run)
+    monkeypatch.setattr(labels, "again", again)
     return asked
 
 
@@ -65,3 +68,8 @@ def test_who_was_told_the_classes_or_has_one_row_counts_nothing(searches):
     told = [replace(one, knowledge=replace(one.knowledge, labels=AGAIN[0])) for one in seen]
     RowSearch(labels="given").run(told, task, [torch.Generator()] * 2)
     assert len(searches) == 2
+
+
+def test_who_knows_the_defense_counts_again_too():
+    for one in RowSearch().informed("dp_sgd(noise=0.1)", Facts(examples=4)):
+        assert one.attack is None or one.attack.recounts == 1
