@@ -149,12 +149,21 @@ def infer(rule: LabelRule, seen: Observation, task: Task, rng: torch.Generator) 
     return BY_LIKE[rule](seen, gradient, task, weight.new_empty(0) if blind else _noise(task, rng, weight))
 
 
-def again(rule: LabelRule, seen: Observation, task: Task, x: Tensor) -> Tensor | None:
-    """The classes by what was rebuilt, x (examples, *shape), in the place of noise; None if the rule looks at no examples."""
-    if rule not in BY_LIKE or seen.num_examples == 1:
-        return None
-    return BY_LIKE[rule](seen, as_gradient(seen), task, x)
+def again(rule: LabelRule, seen: Observation, task: Task, x: Tensor) -> list[Tensor]:
+    """Classes by what was rebuilt, x (examples, *shape), in the place of noise; of a rule that mistrusts scales, several."""
+    if seen.num_examples == 1:
+        return []
+    gradient, found = as_gradient(seen), dict[tuple[int, ...], Tensor]()
+    for one in AGAIN.get(rule, ()):
+        try:
+            y = BY_LIKE[one](seen, gradient, task, x)
+        except AttackError:  # no bias to count by
+            continue
+        found.setdefault(tuple(y.tolist()), y)
+    return list(found.values())
 
 
 BY_LIKE = {"count": by_count, "count_rows": by_count_rows, "rows": by_rows}
 """Rules that ask what the network makes of examples like those that it saw."""
+AGAIN = {"count": ("count",), "count_rows": ("count_rows", "count"), "rows": ("rows", "count_rows", "count")}
+"""Rules that are asked again: `rows` knows no scale, so of two classes it finds one, and what a search explains decides."""

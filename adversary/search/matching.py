@@ -91,15 +91,15 @@ class Matching(Attack):
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Search, and search again where classes turn out to be others."""
         guess = self._searched(seen, task, streams)
+        knowing = replace(self, labels="given").taught(self.learned)
         for _ in range(self.recounts if self.rounds == 1 else 0):
             pairs = zip(seen, guess.x, strict=True)
             found = [label_inference.again(self.labels, one, task, task.space.clamp(x)) for one, x in pairs]
-            others = {i: y for i, y in enumerate(found) if y is not None and not _same(y, guess.y[i])}
+            others = [(i, y) for i, ways in enumerate(found) for y in ways if not _same(y, guess.y[i])]
             if not others:
                 break
-            told = [replace(seen[i], knowledge=replace(seen[i].knowledge, labels=y)) for i, y in others.items()]
-            knowing = replace(self, labels="given").taught(self.learned)
-            guess = _better(guess, knowing._searched(told, task, [streams[i] for i in others]), list(others))
+            told = [replace(seen[i], knowledge=replace(seen[i].knowledge, labels=y)) for i, y in others]
+            guess = _better(guess, knowing._searched(told, task, [streams[i] for i, _ in others]), [i for i, _ in others])
         return guess
 
     def _searched(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
@@ -150,7 +150,7 @@ def _better(guess: Guess, other: Guess, places: Sequence[int]) -> Guess:
     """The guess, with what another one explains better of some of its targets."""
     x, y, loss = guess.x.clone(), guess.y.clone(), guess.loss.clone()
     for at, i in enumerate(places):
-        if other.loss[at] < guess.loss[i]:
+        if other.loss[at] < loss[i]:
             x[i], y[i], loss[i] = other.x[at], other.y[at], other.loss[at]
     return guess._replace(x=x, y=y, loss=loss)
 
