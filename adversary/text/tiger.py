@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from adversary.base import Attack, Guess
+from adversary.base import Attack, Facts, Guess, Informed
 from adversary.labels import LabelRule, as_gradient
 from adversary.search.optimizers import Count
 from adversary.search.progress import out_of_time
+from adversary.text.blending import Blend, unblended
 from adversary.text.dager import EXACT
 from adversary.text.explained import explained
 from adversary.text.network import sentence, space_of, transformer_at
@@ -39,9 +39,12 @@ class Tiger(Attack):
     proof: ClassVar[float | None] = EXACT
     sweeps: Count = 5
     """Times that each word is chosen anew, at most."""
-    blend: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of random words that a defense blended in: words are looked for as the rest of themselves and a mean word."""
+    blend: Blend = 0.0
     labels: LabelRule = "count"
+
+    def informed(self, defense: str, facts: Facts) -> list[Informed]:
+        """Words as refiner blends them; it takes every other defense for noise."""
+        return unblended(self, defense)
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Read each target by itself."""
