@@ -104,12 +104,14 @@ class _Layer(NamedTuple):
         left = self.energy - (self.energy @ basis) @ basis.T
         new = F.normalize(_one(tried), dim=1)
         apart = 1 - (new @ basis).square().sum(1)
-        return (new @ left.T).square().sum(1) / apart.clamp_min(APART)
+        gained: Tensor = (new @ left.T).square().sum(1) / apart.clamp_min(APART)
+        return gained
 
     def explained(self, inputs: Tensor) -> Tensor:
         """How much inputs (n, m, dim) explain together: (n,)."""
         basis = torch.linalg.qr(_one(inputs).transpose(1, 2)).Q
-        return (self.energy @ basis).square().sum((1, 2))
+        total: Tensor = (self.energy @ basis).square().sum((1, 2))
+        return total
 
 
 def _one(vectors: Tensor) -> Tensor:
