@@ -42,6 +42,7 @@ from adversary.text.bag_of_words import BagOfWords
 from adversary.text.closed_form import ClosedForm
 from adversary.text.dager import Dager
 from adversary.text.lamp import TAG, LampCos, LampL1L2
+from adversary.text.tiger import Tiger
 from fl_app.core import spec
 
 ATTACKS: dict[str, Callable[..., Attack]] = {
@@ -81,6 +82,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "spear": Spear,
     "standard": Standard,
     "tag": TAG,
+    "tiger": Tiger,
     "traps": TrapsReadout,
 }
 DEFAULT = "standard"

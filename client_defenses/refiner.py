@@ -10,14 +10,12 @@ from torch import Tensor
 from client_defenses.base import Defense, Memory
 from client_defenses.tools import evaluator as evaluation
 from client_defenses.tools.precision import narrowed, widened
+from client_defenses.tools.robust import Pixels, Robust, robust_of
 from fl_app.core.local import Step, Tensors
-from fl_app.core.space import Space
-from fl_app.core.spec import SpecError
-from fl_app.core.text import Tokens
 
 Count = Annotated[int, Field(ge=0, le=10**6)]
 HASH_SEED = 0x5EED
-NO_TEXT = "refiner needs an evaluation network of its own for text (Appendix F), which is not there yet"
+IMAGES = Pixels()
 
 
 class Trial(NamedTuple):
@@ -33,11 +31,12 @@ class Refiner(Defense):
     """Sends the gradient of robust data x* = argmin UM(x*, x) - beta D(x*), at most eps from the true one (Eq. 2, App. J).
 
     The whole batch is refined at once: UM compares the batch's gradients, and D is summed over its images, so that the
-    pull towards noise does not depend on the batch size. Images only; text (Appendix F) is not there yet.
+    pull towards noise does not depend on the batch size. Of text (Appendix F) robust data are word vectors, noise is random
+    words, and the word table must be frozen.
     """
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of uniform noise in the start (section 3.4)."""
+    """Share of uniform noise, or of random words, in the start (section 3.4)."""
     beta: Annotated[float, Field(ge=0)] = 1.0
     iterations: Count = 10
     """Steps per batch, t."""
@@ -59,35 +58,29 @@ class Refiner(Defense):
     remember: Annotated[int, Field(ge=0)] | None = None
     """Of how many images the robust data are kept, the newest; None: all of them; 0: none, so no warm start.
 
-    An image takes a byte per pixel and channel, and 8 more: 15 MB for 5,000 images of CIFAR-10.
+    An image takes a byte per pixel and channel, and 8 more: 15 MB for 5,000 images of CIFAR-10. A word takes two bytes per
+    float: 8 kB for 32 words of width 128.
     """
     evaluator: str = ""
     """The evaluation network, by its name in the cache or the path of its file.
 
-    Runs make one where this is empty, from photos that are nobody's data.
+    Runs make one where this is empty, from photos that are nobody's data, or from public text.
     """
-
-    def within(self, space: Space) -> "Refiner":
-        """The same; text is refused."""
-        if isinstance(space, Tokens):
-            raise SpecError(NO_TEXT)
-        return self
 
     def gradient(self, step: Step, memory: Memory) -> Tensors:
         """Refine the batch and send the gradient of what came of it."""
-        if not step.x.is_floating_point():
-            raise SpecError(NO_TEXT)
-        network = evaluation.load(self.evaluator, step.x.device)
+        network, keys = evaluation.load(self.evaluator, step.x.device), keys_of(step.x)
+        step, kind = robust_of(step, network)
         true = step.gradient()
-        start, warm = self._start(step.x, memory)
-        robust, grads = self.refine(step, true, start, self.warm_iterations if warm else self.iterations, network)
-        self._keep(step.x, robust, memory)
+        start, warm = self._start(step.x, memory, keys, kind)
+        robust, grads = self.refine(step, true, start, self.warm_iterations if warm else self.iterations, network, kind)
+        self._keep(keys, kind.packed(robust), memory)
         return grads if self.eps is None else project(grads, true, self.eps)
 
     def refine(
-        self, step: Step, true: Tensors, start: Tensor, iterations: int, network: evaluation.Evaluator
+        self, step: Step, true: Tensors, start: Tensor, iterations: int, network: evaluation.Evaluator, kind: Robust = IMAGES
     ) -> tuple[Tensor, Tensors]:
-        """(robust data in [0, 1], their gradient) after some steps of gradient descent on Eq. 2 from `start`."""
+        """(robust data, their gradient) after some steps of gradient descent on Eq. 2 from `start`."""
         weights = weights_of(true, step.params, self.tau)
         if self.relative:
             scale = mismatch(weights, true, {name: torch.zeros_like(value) for name, value in true.items()})
@@ -97,7 +90,7 @@ class Refiner(Defense):
         for left in reversed(range(iterations)):
             if by_x is None:
                 (by_x,) = torch.autograd.grad(best.objective, best.x)
-            x = (best.x.detach() - lr * by_x).clamp(0, 1)
+            x = kind.allowed(best.x.detach() - lr * by_x)
             trial = self._trial(step, true, weights, x, network, final=left == 0)
             if not self.backtrack or bool(trial.objective < best.objective):  # False for NaN
                 best, by_x = trial, None
@@ -114,30 +107,31 @@ class Refiner(Defense):
         grads = here.gradient() if final else here.differentiable_gradient()
         return Trial(x, grads, mismatch(weights, widened(grads), true) - self.beta * network(x).sum())
 
-    def _start(self, x: Tensor, memory: Memory) -> tuple[Tensor, bool]:
+    def _start(self, x: Tensor, memory: Memory, keys: Tensor | None = None, kind: Robust = IMAGES) -> tuple[Tensor, bool]:
         """(where each image starts: robust data of an earlier round, or itself with noise blended in; is it a warm start)."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        blended = evaluation.mix(wide, self.alpha, memory.uniform(wide).to(wide)).clamp(0, 1)
-        keys, robust = memory.state.get("keys"), memory.state.get("robust")
-        if keys is None or robust is None or robust.shape[1:] != x.shape[1:]:
+        blended = kind.allowed(evaluation.mix(wide, self.alpha, kind.noise(wide, memory)))
+        before, robust = memory.state.get("keys"), memory.state.get("robust")
+        if before is None or robust is None or robust.shape[1:] != x.shape[1:]:
             return blended, False
-        same = keys_of(x)[:, None] == keys.to(x.device)
+        same = (keys_of(x) if keys is None else keys)[:, None] == before.to(x.device)
         known, place = same.any(1), same.int().argmax(1)
-        kept = robust.to(x.device)[place].to(wide) / 255
+        kept = kind.unpacked(robust.to(x.device)[place].to(wide))
         return torch.where(known.view(-1, *[1] * (x.ndim - 1)), kept, blended), bool(2 * known.sum() >= len(x))
 
-    def _keep(self, x: Tensor, robust: Tensor, memory: Memory) -> None:
+    def _keep(self, keys: Tensor, robust: Tensor, memory: Memory) -> None:
+        """Remember the newest robust data, packed, by the keys of what they stand for."""
         if self.remember == 0:
             return
-        keys, images = keys_of(x)[: self.remember], (robust[: self.remember] * 255).round().to(torch.uint8)
-        if "keys" in memory.state and memory.state["robust"].shape[1:] == x.shape[1:]:
-            before = memory.state["keys"].to(x.device)
+        keys, robust = keys[: self.remember], robust[: self.remember]
+        if "keys" in memory.state and memory.state["robust"].shape[1:] == robust.shape[1:]:
+            before = memory.state["keys"].to(keys.device)
             others = (~torch.isin(before, keys)).nonzero().flatten()
             if self.remember is not None:
                 others = others[: self.remember - len(keys)]
             keys = torch.cat([keys, before[others]])
-            images = torch.cat([images, memory.state["robust"].to(x.device)[others]])
-        memory.state["keys"], memory.state["robust"] = keys, images
+            robust = torch.cat([robust, memory.state["robust"].to(robust.device)[others]])
+        memory.state["keys"], memory.state["robust"] = keys, robust
 
 
 def layers_of(names: list[str]) -> dict[str, int]:
@@ -171,8 +165,9 @@ def project(grads: Tensors, true: Tensors, eps: float) -> Tensors:
 
 
 def keys_of(x: Tensor) -> Tensor:
-    """A number for what each image holds, int64 (batch,): a random linear map of its bits, the same everywhere."""
-    bits = x.detach().cpu().float().flatten(1).view(torch.int32).long()
+    """A number for what each image or text holds, int64 (batch,): a random linear map of its bits, the same everywhere."""
+    plain = x.detach().cpu().flatten(1)
+    bits = plain.float().view(torch.int32).long() if plain.is_floating_point() else plain.long()
     rng = torch.Generator().manual_seed(HASH_SEED)
     factors = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=rng)
     return (bits * (2 * factors + 1)).sum(1).to(x.device)

@@ -28,13 +28,12 @@ from client_defenses.tools import per_example
 from client_defenses.tools.evaluator import (
     Evaluator,
     EvaluatorFacts,
-    EvaluatorTraining,
     build_network,
     load,
     noise_error,
-    paper,
     train,
 )
+from client_defenses.tools.evaluator_networks import EvaluatorTraining, paper
 from client_defenses.tools.layers import jacobian_norms, linear_layer, watched
 from fl_app import data, models
 from fl_app.core.local import Step, Tensors

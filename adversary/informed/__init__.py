@@ -98,6 +98,8 @@ def attackers(attack: Matching, defense: str, facts: Facts) -> list[Informed]:
         changed, grants = attack, dict.fromkeys(grant for one in chosen for grant in one.grants)
         name = " + ".join(one.name for one in chosen if one.name)
         why, lacking = "; ".join(one.why for one in chosen), "; ".join(one.why_not for one in chosen if one.why_not)
+        if attack.of_text and any(one.images for one in chosen):
+            lacking = "it is about pixels, and these examples are text"
         if lacking:
             informed.append(Informed(name, None, why, tuple(grants), lacking))
             continue
@@ -105,7 +107,7 @@ def attackers(attack: Matching, defense: str, facts: Facts) -> list[Informed]:
             changed = one.change(changed)
         if changed != attack:
             informed.append(Informed(name, changed, why, tuple(grants)))
-    return informed + _learned(defense, facts)
+    return informed if attack.of_text else informed + _learned(defense, facts)
 
 
 def _learned(defense: str, facts: Facts) -> list[Informed]:

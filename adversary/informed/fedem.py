@@ -63,12 +63,14 @@ def variants(defense: FedEM, facts: Facts) -> list[Variant]:
             "replays the defense on its reconstruction and takes the perturbation out",
             lambda attack: with_observer(attack, Replay()),
             "replay",
+            images=True,
         ),
         Variant(
             "takes out what the reconstructions of a client share",
             lambda attack: with_observer(attack, Common(rho=defense.rho_max)) if defense.rho_max else attack,
             "common",
             why_not="nothing that reconstructions share can be estimated from a single one" if alone else "",
+            images=True,
         ),
     ]
 

@@ -8,14 +8,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+import client_defenses
 from adversary.base import AttackError, Facts, Guess
+from adversary.informed.expected import parts_of
 from adversary.informed.noise import NoiseLaw
 from adversary.informed.variant import Variant, most_likely, with_objective, with_observer, with_tv
 from adversary.objectives import Cosine, Shell
 from adversary.priors import Penalty, Prior, Scene
 from adversary.search.matching import Matching
 from adversary.search.observers import Observer
-from adversary.spaces import Blended
+from adversary.spaces import Blended, Words
 from client_defenses.refiner import Refiner
 from client_defenses.tools import evaluator as evaluation
 from fl_app.core.observation import Observation, Task
@@ -64,6 +66,8 @@ def variants(defense: Refiner, facts: Facts) -> list[Variant]:
     evaluator = facts.evaluator or defense.evaluator
 
     def unblended(attack: Matching) -> Matching:
+        if isinstance(attack.space, Words):
+            return replace(attack, space=replace(attack.space, blend=defense.alpha if defense.alpha < 1 else 0.0))
         attack = with_tv(with_objective(attack, Cosine()), most=LEAST)
         return with_observer(attack, Unblend(alpha=defense.alpha)) if 0 < defense.alpha < 1 else attack
 
@@ -76,7 +80,7 @@ def variants(defense: Refiner, facts: Facts) -> list[Variant]:
     return [
         *apart,
         Variant(
-            "takes the blended noise out of the reconstruction and smooths it",
+            "takes the blended noise, of text the mean word, out of the reconstruction, and smooths images",
             unblended,
             "unblend",
             why_not="" if defense.alpha < 1 else "with alpha=1 the start holds nothing of the image",
@@ -95,6 +99,12 @@ def variants(defense: Refiner, facts: Facts) -> list[Variant]:
             why_not="" if defense.eps is not None else "eps is not set in the defense",
         ),
     ]
+
+
+def blended_share(defense: str) -> float:
+    """The share of random words or noise that refiner, if it is in the spec of a defense, blends into examples; else 0."""
+    known = [part.alpha for part in parts_of(client_defenses.build(defense)) if isinstance(part, Refiner)]
+    return known[0] if known and known[0] < 1 else 0.0
 
 
 def unblend(x: Tensor, alpha: float) -> Tensor:

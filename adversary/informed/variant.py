@@ -28,6 +28,8 @@ class Variant(NamedTuple):
     """What it is called, where a defense has several."""
     grants: tuple[str, ...] = ("defense",)
     why_not: str = ""
+    images: bool = False
+    """Whether it is about pixels, so that no search over words can do it."""
 
 
 def with_labels(attack: Matching, rule: LabelRule) -> Matching:
@@ -92,4 +94,4 @@ def most_likely(law: Objective, facts: Facts, why: str, space: ClassGaussian | N
         return averaged(replace(attack, space=space or ClassGaussian(), priors=(), optimizer=steps), facts)
 
     why_not = "" if facts.enough else f"{facts.public} public examples are too few to learn from"
-    return Variant(why, change, "most likely", why_not=why_not)
+    return Variant(why, change, "most likely", why_not=why_not, images=True)

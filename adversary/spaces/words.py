@@ -37,6 +37,8 @@ class Words(Parametrisation):
     """Other orders of a sentence's words that are tried in each phase; 0: none."""
     language: Annotated[float, Field(ge=0)] = 0.0
     """What the surprise of a language model counts among orders; needs public text."""
+    blend: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of random words that a defense blended in: so much of the mean word is taken out before the nearest is found."""
     iterations: Annotated[int, Field(ge=1)] = 2000
     """Those of the search, by which phases are timed."""
 
@@ -86,6 +88,8 @@ class _Words(Free):
     def nearest(self, x: Tensor) -> Tensor:
         """Ids of the words nearest to vectors (targets, seeds, examples, length, dim), special ones where they are."""
         words = F.normalize(self.table[self.plain], dim=1)
+        if self.settings.blend:
+            x = x - self.settings.blend * self.table[self.plain].mean(0)
         found = torch.stack([self.plain[(F.normalize(one, dim=-1) @ words.T).argmax(-1)] for one in x])
         return torch.where(self.fixed[:, None] < 0, found, self.fixed[:, None])
 

@@ -13,6 +13,7 @@ from adversary.labels import LabelRule, as_gradient
 from adversary.search.optimizers import Count
 from adversary.text.assembly import Words, chosen, decoded, encoded
 from adversary.text.bag_of_words import Select
+from adversary.text.blending import Blend, unblended
 from adversary.text.explained import explained
 from adversary.text.network import sentence, space_of, transformer_at
 from adversary.text.spans import ATTENTION, BEHIND, First, Span, span_of
@@ -46,13 +47,15 @@ class Dager(Attack):
     """Sentences that are followed at once."""
     trials: Count = 20_000
     """Sentences that are tried before those of an encoder are what they are, at the least once for each end (ours)."""
+    blend: Blend = 0.0
     labels: LabelRule = "count"
 
     def informed(self, defense: str, facts: Facts) -> list[Informed]:
         """A ranking, as a defense moves spans, and true words are still nearer than others."""
-        if defense == "none" or self.select == "top":
+        if defense == "none":
             return []
-        return [Informed("ranked", replace(self, select="top"), "takes the nearest words in the place of those within a span")]
+        ranked = Informed("ranked", replace(self, select="top"), "takes the nearest words in the place of those within a span")
+        return [*([] if self.select == "top" else [ranked]), *unblended(replace(self, select="top"), defense)]
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Read each target by itself."""
@@ -69,7 +72,8 @@ class Dager(Attack):
             raise AttackError(f"the update has as many directions as the model is wide ({width}): more tokens than it can tell")
         if behind is not None and behind.rank < near.rank:
             behind = None  # of a last block behind one pooled token: true words are not in it
-        first, spans, tolerance = First(network), (near, behind), self.second if proving and behind else 1.0
+        first = First(network, self.blend, space.vocabulary.words.to(network.table.device))
+        spans, tolerance = (near, behind), self.second if proving and behind else 1.0
         words = self._words(first, near, space, seen)
         if network.post:
             found = encoded(words, first, spans, tolerance, number, self.trials, stream)

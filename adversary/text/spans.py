@@ -49,13 +49,18 @@ def span_of(gradient: Tensors, layer: str, select: Select, rtol: float) -> Span 
     if select == "threshold":
         rank = int((sizes > rtol * sizes[0]).sum())
     else:
-        share, factor = both.shape[1] / both.shape[0], 0.0
-        for coefficient in NOISE:
-            factor = factor * share + coefficient
-        rank = max(1, int((sizes > factor * sizes.median()).sum()))
+        rank = max(1, int((sizes > noise_factor(both.shape) * sizes.median()).sum()))
     if rank == 0 or rank > len(sizes) - ROOM:
         return None
     return Span(vectors[rank:].to(weight), rank)
+
+
+def noise_factor(shape: torch.Size) -> float:
+    """Times the median singular value of a matrix (rows, columns) up to which one is noise."""
+    share, factor = shape[1] / shape[0], 0.0
+    for coefficient in NOISE:
+        factor = factor * share + coefficient
+    return factor
 
 
 def _last(vectors: Tensor) -> float:
@@ -66,6 +71,10 @@ class First(NamedTuple):
     """The first block of a transformer, as words come into it."""
 
     network: Transformer
+    blend: float = 0.0
+    """Share of random words that a defense blended in: a word is the rest of itself, and so much of a mean word (ours)."""
+    words: Tensor | None = None
+    """The ids that stand for words, which alone are blended."""
 
     @property
     def block(self) -> Block:
@@ -74,7 +83,18 @@ class First(NamedTuple):
 
     def stream(self, ids: Tensor, places: Tensor) -> Tensor:
         """Words at places, both (...), as the block is given them: (..., dim)."""
-        x: Tensor = self.network.table[ids] + self.network.places(places)
+        vectors = self.network.table[ids]
+        if self.blend and self.words is not None:
+            mixed = (1 - self.blend) * vectors + self.blend * self.network.table[self.words].mean(0)
+            vectors = torch.where(torch.isin(ids, self.words)[..., None], mixed, vectors)
+        return self._placed(vectors, places)
+
+    def mean(self, places: Tensor) -> Tensor:
+        """The mean word at places (...), as the block is given it: (..., dim)."""
+        return self._placed(self.network.table.mean(0), places)
+
+    def _placed(self, vectors: Tensor, places: Tensor) -> Tensor:
+        x: Tensor = vectors + self.network.places(places)
         normed: Tensor = self.network.norm(x) if self.network.post else x
         return normed
 
@@ -85,6 +105,9 @@ class First(NamedTuple):
 
     def behind(self, stream: Tensor, three: Tensor) -> Tensor:
         """What enters its second half, given queries, keys and values (n, places, 3 * dim) of whole sentences."""
-        x = stream + self.block.attention.mixed(three)
+        return self.after(stream + self.block.attention.mixed(three))
+
+    def after(self, x: Tensor) -> Tensor:
+        """The same, of words with what attention adds to them, (..., dim)."""
         normed: Tensor = self.block.norm1(x) if self.network.post else self.block.norm2(x)
         return normed

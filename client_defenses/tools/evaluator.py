@@ -1,29 +1,30 @@
-"""The evaluation network D of Refiner (section 3.3, Appendix D): how large a share of an image is uniform noise."""
+"""The evaluation network D of Refiner (section 3.3, Appendix D): how large a share of an image is uniform noise.
+
+Of text (Appendix F) it is the share of random words: `word_evaluator` trains it, and all else is the same.
+"""
 
 import hashlib
 import json
 import math
 import re
 import tempfile
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
+from client_defenses.tools.evaluator_networks import EvaluatorTraining, Shape, build_network
 from fl_app.core.local import Tensors
 from fl_app.core.places import cache_dir
-from fl_app.core.spec import Checked, SpecError
+from fl_app.core.spec import SpecError
 
-ImageShape = tuple[int, int, int]
 FORMAT = "thorns-evaluator-1"
 NAME = re.compile(r"[0-9a-f]{32}")
 """What networks of the cache are called: a hash of what they were made of, the same on every machine."""
@@ -35,77 +36,55 @@ class EvaluatorError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluatorTraining(Checked):
-    """How the network is made; the defaults are ours and take less than two minutes, `paper` gives those of the paper."""
+class WordTable:
+    """The word table that a network for text knows."""
 
-    width: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Filters of the three convolutions: width, 2 width, 4 width."""
-    steps: Annotated[int, Field(ge=1, le=10**8)] = 1500
-    """Adam steps on one batch, each image with a share of noise of its own."""
-    batch_size: Annotated[int, Field(ge=1, le=10**5)] = 128
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3e-3
-    decay: bool = True
-    """Let the rate rise and fall along one cycle, which a short training needs."""
-    levels: Annotated[int, Field(ge=2, le=10**6)] = 11
-    """The shares of noise are 0, 1 / (levels - 1), ..., 1."""
-    stark: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """The share of images that are made almost black and white, as digits and drawings are and photos are not (ours)."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-
-
-def paper(images: int) -> EvaluatorTraining:
-    """The settings of Appendix D: 128/256/512 filters, 20 epochs in which each batch is mixed 11 times, Adam 1e-4."""
-    return EvaluatorTraining(width=128, steps=20 * 11 * math.ceil(images / 128), lr=1e-4, decay=False, stark=0.0)
+    digest: str
+    """A checksum of its vectors, so that no other table passes for it."""
+    special: tuple[int, ...] = ()
+    """The ids that stand for no word: they are neither replaced nor drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorFacts:
     """What a file says about its network."""
 
-    shape: ImageShape
-    """(channels, height, width) of the images that it takes."""
+    shape: Shape
+    """(channels, height, width) of the images that it takes, or (length, dim + 1) of lifted words."""
     training: EvaluatorTraining = field(default_factory=EvaluatorTraining)
     data: str = ""
     """The data set that it was trained on, as "name/part"."""
     images: str = ""
-    """A checksum of those images."""
+    """A checksum of those images, or of the rows of text."""
+    table: WordTable | None = None
+    """Of text: whose word vectors it takes."""
+
+    @property
+    def what(self) -> str:
+        """What it takes, for people."""
+        return f"{'images' if self.table is None else 'word vectors'} of shape {self.shape}"
+
+    @property
+    def notes(self) -> str:
+        """All of this as JSON; a network for images has no word about tables, so that its name is what it was."""
+        found = asdict(self)
+        if self.table is None:
+            del found["table"]
+        return json.dumps(found, sort_keys=True)
 
 
 class Evaluator(NamedTuple):
-    """A network, (n, *shape) in [0, 1] -> (n,) in [0, 1], with its facts."""
+    """A network, (n, *shape) -> (n,) in [0, 1], with its facts."""
 
     network: nn.Module
     facts: EvaluatorFacts
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The share of noise in each image, float32 (n,); differentiable."""
+        """The share of noise in each image, or of random words in each text, float32 (n,); differentiable."""
         if tuple(x.shape[1:]) != self.facts.shape:
-            raise EvaluatorError(
-                f"this evaluation network takes images of shape {self.facts.shape}, not {tuple(x.shape[1:])}; {ADVICE}"
-            )
+            raise EvaluatorError(f"this evaluation network takes {self.facts.what}, not {tuple(x.shape[1:])}; {ADVICE}")
         found: Tensor = self.network(x.float())
         return found.flatten()
-
-
-def build_network(shape: ImageShape, width: int, seed: int = 0) -> nn.Module:
-    """Three 3x3 convolutions of stride 2 with ReLU, one linear layer, sigmoid."""
-    channels, height, wide = shape
-    features = 4 * width * math.ceil(height / 8) * math.ceil(wide / 8)
-    # torch's initialisers draw from the global generator: borrow it, and leave it as it was.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        layers = OrderedDict[str, nn.Module](
-            conv1=nn.Conv2d(channels, width, 3, stride=2, padding=1),
-            act1=nn.ReLU(),
-            conv2=nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
-            act2=nn.ReLU(),
-            conv3=nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1),
-            act3=nn.ReLU(),
-            flatten=nn.Flatten(),
-            fc=nn.Linear(features, 1),
-            share=nn.Sigmoid(),
-        )
-    return nn.Sequential(layers)
 
 
 def mix(x: Tensor, share: Tensor | float, noise: Tensor) -> Tensor:
@@ -121,6 +100,22 @@ def train(
         raise EvaluatorError(f"an evaluation network learns from images (n, 1 or 3, height, width), not {tuple(images.shape)}")
     channels, height, wide = images.shape[1:]
     facts = EvaluatorFacts(shape=(channels, height, wide), training=training, data=data, images=checksum)
+
+    def drawn(chosen: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = _stark(_unit(images[chosen]), training.stark, rng)
+        share = torch.randint(training.levels, (len(x), 1, 1, 1), generator=rng) / (training.levels - 1)
+        return mix(x, share, torch.rand(x.shape, generator=rng)), share.flatten()
+
+    return fitted(facts, len(images), drawn, on_step)
+
+
+Draw = Callable[[Tensor, torch.Generator], tuple[Tensor, Tensor]]
+"""(which examples, a generator) -> (x (n, *shape) with noise, the share of it in each (n,))."""
+
+
+def fitted(facts: EvaluatorFacts, number: int, drawn: Draw, on_step: Callable[[], None]) -> Evaluator:
+    """A network that has learned the shares of noise in what is drawn from so many examples, by their squared error."""
+    training = facts.training
     network = build_network(facts.shape, training.width, training.seed)
     rng = torch.Generator().manual_seed(training.seed)
     optimizer = torch.optim.Adam(network.parameters(), lr=training.lr)
@@ -128,12 +123,10 @@ def train(
     order = torch.empty(0, dtype=torch.int64)
     for _ in range(training.steps):
         if not len(order):
-            order = torch.randperm(len(images), generator=rng)
+            order = torch.randperm(number, generator=rng)
         chosen, order = order[: training.batch_size], order[training.batch_size :]
-        x = _stark(_unit(images[chosen]), training.stark, rng)
-        share = torch.randint(training.levels, (len(x), 1, 1, 1), generator=rng) / (training.levels - 1)
-        found = network(mix(x, share, torch.rand(x.shape, generator=rng)))
-        loss = (found.flatten() - share.flatten()).square().mean()
+        x, share = drawn(chosen, rng)
+        loss = (network(x).flatten() - share).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -180,7 +173,7 @@ def file_of(name: str) -> Path:
 def save(evaluator: Evaluator, path: Path) -> None:
     """Write a network with its facts, in one atomic rename."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in evaluator.network.state_dict().items()}
-    notes = {"format": FORMAT, "facts": json.dumps(asdict(evaluator.facts)), "digest": fingerprint_of(tensors)}
+    notes = {"format": FORMAT, "facts": evaluator.facts.notes, "digest": fingerprint_of(tensors)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="evaluator-") as scratch:
         part = Path(scratch) / path.name
@@ -233,12 +226,13 @@ def _facts(path: Path, notes: dict[str, str]) -> EvaluatorFacts:
         raise EvaluatorError(f"{path} is no evaluation network: its format is {notes.get('format')!r}, not {FORMAT!r}")
     try:
         told = json.loads(notes["facts"])
-        channels, height, wide = (int(side) for side in told["shape"])
-        if min(channels, height, wide) < 1 or channels * height * wide > 2**24:
-            raise ValueError(f"no images have the shape {told['shape']}")
+        table, shape = told.get("table"), tuple(int(side) for side in told["shape"])
+        if len(shape) != (3 if table is None else 2) or min(shape) < 1 or math.prod(shape) > 2**24:
+            raise ValueError(f"nothing has the shape {told['shape']}")
+        known = table and WordTable(digest=str(table["digest"]), special=tuple(int(one) for one in table["special"]))
         training = EvaluatorTraining(**told["training"])
         return EvaluatorFacts(
-            shape=(channels, height, wide), training=training, data=str(told["data"]), images=str(told["images"])
+            shape=shape, training=training, data=str(told["data"]), images=str(told["images"]), table=known or None
         )
     except (ValueError, KeyError, TypeError, SpecError) as error:
         raise EvaluatorError(f"{path} is damaged: what it says about itself cannot be read ({error})") from error

@@ -60,7 +60,7 @@ def informed_of(asked: Session, keys: list[Key]) -> list[Informed]:
 def _equipped(experiment: Experiment) -> str:
     """The spec of the clients' defense with the public networks and images that it needs, where it needs some."""
     plain = client_defenses.build(experiment.defense)
-    ready = prepared(plain, experiment.dataset, experiment.split)
+    ready = prepared(plain, experiment.dataset, experiment.split, model=experiment.model)
     if ready == plain:
         return experiment.defense
     parts = ready.parts if isinstance(ready, Chain) else (ready,)

@@ -6,7 +6,8 @@ import torch
 from rich.console import Console
 
 from client_defenses.tools import evaluator as evaluation
-from client_defenses.tools.evaluator import EvaluatorTraining
+from client_defenses.tools import evaluator_networks
+from client_defenses.tools.evaluator_networks import EvaluatorTraining
 from fl_app import data
 from fl_app.data import photos
 from fl_app.experiment import evaluators
@@ -32,7 +33,7 @@ def train_evaluator(
     training = EvaluatorTraining()
     if paper:
         number = photos.NUMBER if dataset == evaluators.PHOTOS else len(getattr(data.load(dataset), part))
-        training = evaluation.paper(number)
+        training = evaluator_networks.paper(number)
     training = replace(training, width=width or training.width, steps=steps or training.steps, seed=seed)
     path = evaluators.ensure(clients, public=dataset, part=part, split=split, training=training, console=console)
     console.print(str(path), soft_wrap=True, highlight=False)

@@ -74,8 +74,9 @@ def assets_of(experiment: Experiment) -> Assets:
         front=experiment.front,
     ).to(device)
     halfprecision.require(model.parameters())
-    defense = prepared(client_defenses.build(experiment.defense), experiment.dataset, experiment.split)
-    defense = defense.within(dataset.space)
+    defense = prepared(
+        client_defenses.build(experiment.defense), experiment.dataset, experiment.split, model=experiment.model
+    ).within(dataset.space)
     return Assets(experiment, splits, shares, dataset.num_classes, dataset.space, model, defense, device)
 
 

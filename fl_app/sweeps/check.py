@@ -96,8 +96,8 @@ def prepare(plan: Plan, say: Callable[[str], None]) -> None:
         data.load(dataset)
         if attacked and plan.sweep.noise_ratio:
             ensure(dataset, split=split, training=JUDGING)
-    for defense, dataset, split in sorted({(one.defense, one.dataset, one.split) for one in experiments}):
-        prepared(client_defenses.build(defense), dataset, split)
+    for defense, dataset, split, model in sorted({(one.defense, one.dataset, one.split, one.model) for one in experiments}):
+        prepared(client_defenses.build(defense), dataset, split, model=model)
     if attacked and plan.sweep.lpips:
         try:
             for net in BACKBONES:

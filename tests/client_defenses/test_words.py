@@ -65,9 +65,8 @@ def test_a_trained_table_is_lifted_by_the_weights_of_the_round_and_sends_nothing
 
 
 def test_what_makes_no_sense_of_text_is_refused_in_one_line():
-    for text in ("refiner", "instahide"):
-        with pytest.raises(SpecError, match="text"):
-            client_defenses.build(text).within(SPACE)
+    with pytest.raises(SpecError, match="text"):
+        client_defenses.build("instahide").within(SPACE)
     integers = Step({}, torch.nn.Linear(2, 2), torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     with pytest.raises(SpecError, match="these are integers"):
         client_defenses.build("fedem").on_batch(integers, Memory.fresh(0))

@@ -12,7 +12,8 @@ from torch import nn
 
 import client_defenses
 from client_defenses.tools import evaluator as evaluation
-from client_defenses.tools.evaluator import EvaluatorError, EvaluatorFacts, EvaluatorTraining
+from client_defenses.tools.evaluator import EvaluatorError, EvaluatorFacts
+from client_defenses.tools.evaluator_networks import EvaluatorTraining, paper
 from fl_app import data
 from fl_app.data import photos
 from fl_app.experiment import evaluators
@@ -50,12 +51,12 @@ def made(tmp_path):
 
 
 def test_the_network_is_that_of_the_paper():
-    network = evaluation.build_network((3, 32, 32), evaluation.paper(100_000).width)
+    network = evaluation.build_network((3, 32, 32), paper(100_000).width)
     convolutions = [layer for layer in network if isinstance(layer, nn.Conv2d)]
     assert [layer.out_channels for layer in convolutions] == [128, 256, 512]
     assert all((layer.kernel_size, layer.stride, layer.padding) == ((3, 3), (2, 2), (1, 1)) for layer in convolutions)
     assert isinstance(network[-1], nn.Sigmoid)
-    assert evaluation.paper(100_000).steps == 20 * 11 * 782
+    assert paper(100_000).steps == 20 * 11 * 782
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 12, 20), (1, 9, 5)])
@@ -113,7 +114,7 @@ def rewrite(path, change=None, **notes):
         (None, {"format": "other"}, "its format is 'other'"),
         (None, {"facts": "{"}, "cannot be read"),
         (None, {"facts": json.dumps({"shape": [3, 12], "training": {}, "data": "", "images": ""})}, "cannot be read"),
-        (None, {"facts": json.dumps({"shape": [9**9] * 3, "training": {}, "data": "", "images": ""})}, "no images have"),
+        (None, {"facts": json.dumps({"shape": [9**9] * 3, "training": {}, "data": "", "images": ""})}, "nothing has the shape"),
         (None, {"facts": json.dumps({"shape": [3, 12, 12], "training": {"width": -1}, "data": "", "images": ""})}, "width"),
     ],
 )

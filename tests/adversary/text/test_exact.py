@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import adversary
-from adversary import AttackError
+from adversary import AttackError, Facts
 from adversary.text.closed_form import ClosedForm
 from adversary.text.network import transformer_at
 from adversary.text.spans import ATTENTION, BEHIND, First, span_of
@@ -119,6 +119,61 @@ def test_a_ranking_outlives_noise_that_ends_the_threshold():
     assert ((ranked.x == x) & words).sum() / words.sum() > 0.8
     with pytest.raises(AttackError, match="more tokens than it can tell"):
         adversary.build("dager")(seen, task, 0)
+
+
+@pytest.mark.parametrize("text", [f"bert({SMALL})", f"gpt({SMALL})"])
+def test_tiger_proves_sentences_and_outlives_noise_that_a_ranking_does_not(text):
+    x, y = sentences(4, seed=5)[:, None], torch.tensor([[0], [1], [1], [0]])
+    seen, task = seen_of(text, x, y)
+    attack = adversary.build("tiger")
+    guess = attack(seen, task, 0)
+    proved = guess.loss <= attack.proof
+    assert proved.sum() >= 3
+    assert torch.equal(guess.x[proved], x[proved])
+    rng = torch.Generator().manual_seed(2)
+    for one in seen:
+        size = one.update[f"{ATTENTION}.weight"].std()
+        noisy = {k: v + 0.5 * size * torch.randn(v.shape, generator=rng) for k, v in one.update.items()}
+        object.__setattr__(one, "update", noisy)
+    words = (x != 0) & ~torch.isin(x, torch.tensor(SPACE.vocabulary.special))
+    right = {
+        name: (((adversary.build(name)(seen, task, 0).x == x) & words).sum() / words.sum()).item()
+        for name in ("tiger", "dager(select=top)")
+    }
+    assert right["tiger"] > max(0.4, right["dager(select=top)"])
+
+
+def test_tiger_reads_batches():
+    x = sentences(2, seed=4)[None]
+    seen, task = seen_of(f"gpt({SMALL})", x, torch.tensor([[0, 1]]), lengths=(x[0] != 0).sum(1))
+    guess = adversary.build("tiger")(seen, task, 0)
+    found, truth = (set(one[one != 0].tolist()) for one in (guess.x, x))
+    assert len(found & truth) > 0.7 * len(truth)
+
+
+def test_who_knows_refiner_looks_for_words_as_it_blends_them():
+    found = {one.name: one for one in adversary.build("dager").informed("refiner(alpha=0.3) + prune", Facts())}
+    assert found["ranked"].attack == adversary.build("dager(select=top)")
+    assert found["unblend"].attack == adversary.build("dager(select=top, blend=0.3)")
+    assert [one.attack.blend for one in adversary.build("tiger").informed("refiner", Facts())] == [0.5]
+    assert adversary.build("tiger").informed("dp_gaussian", Facts()) == []
+    search = {one.name: one for one in adversary.build("tag").informed("refiner(eps=0.1)", Facts(public=9999, evaluator="d"))}
+    assert search["most likely"].why_not == "it is about pixels, and these examples are text"
+    assert search["unblend"].attack.space.blend == search["knows D"].attack.space.blend == 0.5
+    assert search["knows D"].attack.of_text
+    # Half of each word and half of another one: who looks for the half finds more than who looks for the whole.
+    x = sentences(4, seed=11)[:, None]
+    seen, task = seen_of(f"bert({SMALL})", x, torch.tensor([[0], [1], [1], [0]]))
+    other = SPACE.noise(4, torch.Generator().manual_seed(3))[:, None]
+    plain = (x != 0) & ~torch.isin(x, torch.tensor(SPACE.vocabulary.special))
+    for one, ids, random, free in zip(seen, x, other, plain, strict=True):
+        whole, strange = task.model.lift(ids), task.model.lift(random)
+        blended = torch.where(free[..., None], 0.5 * whole + 0.5 * strange, whole)
+        update = local_update(task.model, one.params, blended, torch.tensor([one.client % 2]), one.rule)
+        object.__setattr__(one, "update", update)
+    ranked, told = (adversary.build(text)(seen, task, 0).x for text in ("dager(select=top)", "dager(select=top, blend=0.5)"))
+    assert ((told == x) & plain).sum() >= ((ranked == x) & plain).sum()
+    assert ((told == x) & plain).sum() / plain.sum() > 0.25  # a half would be all that is there to tell
 
 
 def test_what_tells_no_words_is_refused_in_one_line():
