@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_app.core.local import LocalRule, Tensors
 from fl_app.core.observation import Observation, Task, compatibility
+from fl_app.core.places import there
 from fl_app.core.seeds import generator
 from fl_app.core.space import Space
 from fl_app.core.spec import Checked, text_of
@@ -139,7 +140,7 @@ class Attack(Checked, ABC):
     def prepare(self, task: Task, seen: Observation, public: Public, seed: int, folder: Path) -> Self:
         """The attack with what it learns, which is kept in a folder by all that it was made of and not learned twice."""
         path = folder / f"{_made_of(self, task, seen, public, seed)}.safetensors"
-        if not path.exists():
+        if not there(path):
             learned = self.learn(task, seen, public, generator(seed, "learn", seen.server_round))
             path.parent.mkdir(parents=True, exist_ok=True)
             save_tensors(path, learned, {"attack": text_of(self, {})})

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from client_defenses.tools.evaluator import fingerprint_of
-from fl_app.core.places import cache_dir
+from fl_app.core.places import cache_dir, there
 from fl_app.core.spec import SpecError
 
 NAME = re.compile(r"[0-9a-f]{32}")
@@ -49,7 +49,7 @@ def save(bank: Bank) -> str:
     """Keep a bank in the cache, in one atomic rename; its name."""
     tensors = {key: value.contiguous() for key, value in bank._asdict().items()}
     path = file_of(name := fingerprint_of(tensors))
-    if not path.exists():
+    if not there(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="bank-") as scratch:
             part = Path(scratch) / path.name

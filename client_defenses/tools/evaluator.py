@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from client_defenses.tools.evaluator_networks import EvaluatorTraining, Shape, build_network
 from fl_app.core.local import Tensors
-from fl_app.core.places import cache_dir
+from fl_app.core.places import cache_dir, there
 from fl_app.core.spec import SpecError
 
 FORMAT = "thorns-evaluator-1"
@@ -187,6 +187,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Evaluator:
     if not str(path):
         raise EvaluatorError(f"there is no evaluation network; {ADVICE}")
     found = file_of(str(path)) if NAME.fullmatch(str(path)) else Path(path)
+    there(found)
     try:
         found.open("rb").close()  # safetensors calls a file that may not be read missing
         now = found.stat()

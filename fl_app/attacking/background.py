@@ -8,6 +8,7 @@ from typing import Self
 from fl_app.attacking.jobs import Outcome
 from fl_app.attacking.session import Session
 from fl_app.attacking.worker import make_worker
+from fl_app.cluster.connect import ClusterError, on_cluster
 from fl_app.core.errors import said
 from fl_app.core.observation import Observation
 from fl_app.experiment.config import Experiment
@@ -46,6 +47,8 @@ class Background:
 
     def _work(self) -> None:
         try:
+            if on_cluster():
+                raise ClusterError("clients take all of the cluster")
             worker = make_worker("ray")
         except (RuntimeError, OSError, ImportError, ValueError) as error:
             log.warning("no attack worker beside the training (%s); the captures are attacked afterwards", said(error))

@@ -6,7 +6,6 @@ What is done is on disk, so that a session can be broken off and taken up again.
 import hashlib
 import json
 import re
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -113,10 +112,19 @@ class CaptureSession(ABC):
 
     def work(self, keys: list[Key], at_once: int, on_done: Callable[[list[Outcome]], None] = lambda _: None) -> None:
         """Attack targets, those of a round (or the rounds of a client) together and about `at_once` in a job."""
-        task, learning = self.task(), self.learning() if self.built.trained else None
         self.folder.mkdir(parents=True, exist_ok=True)
-        for part in parts_of(keys, at_once, by_client=self.built.by_client):
-            job = Job(
+        for outcomes, seconds in self.worker.run_all(self._jobs(keys, at_once)):
+            self._record(outcomes, seconds)
+            on_done(outcomes)
+
+    def parts(self, keys: list[Key], at_once: int) -> list[tuple[Key, ...]]:
+        """The targets of each job."""
+        return parts_of(keys, self.worker.together(len(keys), at_once), by_client=self.built.by_client)
+
+    def _jobs(self, keys: list[Key], at_once: int) -> Iterator[Job]:
+        task, learning = self.task(), self.learning() if self.built.trained else None
+        for part in self.parts(keys, at_once):
+            yield Job(
                 captures=self.captures.folder.absolute(),  # a worker of Ray may be in another directory
                 out=self.folder.absolute(),
                 attack=self.attack,
@@ -128,10 +136,6 @@ class CaptureSession(ABC):
                 device=self.device,
                 learning=learning,
             )
-            began = time.monotonic()
-            outcomes = self.worker.run(job)
-            self._record(outcomes, time.monotonic() - began)
-            on_done(outcomes)
 
     def _record(self, outcomes: list[Outcome], seconds: float) -> None:
         LineFile(self.timing_path).append({"targets": len(outcomes), "seconds": round(seconds, 3)})

@@ -1,12 +1,15 @@
 """Where attack jobs run: in this process, or in a Ray actor beside the training."""
 
 import logging
-from typing import Any, Protocol
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
 from fl_app.attacking.jobs import Job, Outcome, run_job
-from fl_app.core.machine import ray_address
+from fl_app.cluster.connect import join, on_cluster
 
 log = logging.getLogger("thorns")
 TRIES = 3
@@ -14,19 +17,29 @@ WORKER_GPUS = 0.1
 """The share of a GPU that the worker asks for; clients leave it (`engines.ray`)."""
 
 
-class Worker(Protocol):
-    """Something that runs jobs."""
+class Worker(ABC):
+    """Something that runs jobs, one after the other unless it says otherwise."""
 
+    @abstractmethod
     def run(self, job: Job) -> list[Outcome]:
         """Run a job to its end."""
-        ...
 
+    def run_all(self, jobs: Iterable[Job]) -> Iterator[tuple[list[Outcome], float]]:
+        """Run jobs; (what became of one's targets, its seconds), as they end."""
+        for job in jobs:
+            began = time.monotonic()
+            yield self.run(job), time.monotonic() - began
+
+    def together(self, _targets: int, at_once: int) -> int:
+        """Of so many targets, how many should be in a job, `at_once` at most."""
+        return at_once
+
+    @abstractmethod
     def close(self) -> None:
         """Give back what the worker holds."""
-        ...
 
 
-class InlineWorker:
+class InlineWorker(Worker):
     """Runs jobs in this process."""
 
     def run(self, job: Job) -> list[Outcome]:
@@ -37,7 +50,7 @@ class InlineWorker:
         """Nothing to give back."""
 
 
-class RayWorker:
+class RayWorker(Worker):
     """Runs jobs in a Ray actor with a part of the GPU if there is one; if it dies it is started anew and the job retried.
 
     The actor asks Ray for no CPU, so that Flower's client actors keep all of theirs.
@@ -46,10 +59,8 @@ class RayWorker:
     def __init__(self) -> None:
         import ray
 
-        self._ray = ray
-        self._started_ray = not ray.is_initialized()
-        if self._started_ray:
-            ray.init(address=ray_address(), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        self._ray: Any = ray
+        self._started_ray = join()
         self._actor: Any = None
 
     def _start(self) -> Any:
@@ -95,6 +106,10 @@ class _Actor:
         return os.getpid()
 
 
-def make_worker(name: str) -> Worker:
-    """The worker of a setting: 'inline' or 'ray'."""
+def make_worker(name: str, *, device: str = "cpu", threads: int = 1) -> Worker:
+    """The worker of a setting: 'inline' or 'ray', which is on the cluster if the user named one."""
+    if name == "ray" and on_cluster():
+        from fl_app.attacking.cluster import ClusterWorker
+
+        return ClusterWorker(device=device, threads=threads)
     return RayWorker() if name == "ray" else InlineWorker()

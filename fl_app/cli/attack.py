@@ -15,7 +15,7 @@ from fl_app.analysis.attackers import WORST_OF_ALL, Attacker, worst_informed
 from fl_app.analysis.results import WORST_MEMBER, read_attack
 from fl_app.attacking.attackers import AT_ONCE, informed_of, sessions_of, who_of
 from fl_app.attacking.audit import of_another_app
-from fl_app.attacking.jobs import Outcome, parts_of
+from fl_app.attacking.jobs import Outcome
 from fl_app.attacking.session import Session
 from fl_app.attacking.worker import make_worker
 from fl_app.cli.attack_bar import AttackBar, bar_of, stopped
@@ -85,7 +85,7 @@ def attack_run(
     attacks = attacks or [experiment.craft.readout or usual]
     judged_by = _judge(judge, experiment) if judge else None
     evaluator = ensure(experiment.dataset, split=experiment.split, training=JUDGING, console=console) if noise_ratio else None
-    worker = make_worker(worker_name)
+    worker = make_worker(worker_name, device=assets.device, threads=threads or experiment.threads)
     answered = True
     try:
         for text in attacks:
@@ -157,11 +157,11 @@ def _attack(console: Console, session: Session, keys: list[Key]) -> None:
         say(console, f"round {key[0]}, client {key[1]} failed before: {before[key]} ({then})")
     if not open_:
         return
-    jobs = [len(part) for part in parts_of(open_, AT_ONCE, by_client=session.built.by_client)]
+    jobs = [len(part) for part in session.parts(open_, AT_ONCE)]
     with AttackBar(console, session.attack, jobs) as bar:
 
         def on_done(outcomes: list[Outcome]) -> None:
-            bar.job_done()
+            bar.job_done(len(outcomes))
             for outcome in outcomes:
                 if outcome.status == "failed":
                     say(console, f"round {outcome.key[0]}, client {outcome.key[1]} failed: {outcome.reason}")

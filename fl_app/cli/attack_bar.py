@@ -53,9 +53,10 @@ class AttackBar:
         report.reset(self._token)
         self._bar.stop()
 
-    def job_done(self) -> None:
-        """A job has ended."""
-        self._done, self._within = self._done + self._jobs.pop(0), 0.0
+    def job_done(self, targets: int) -> None:
+        """A job with so many targets has ended; several may be under way."""
+        self._jobs.remove(targets)
+        self._done, self._within = self._done + targets, 0.0
         self._show()
 
     def _iteration(self, iteration: int, iterations: int) -> None:

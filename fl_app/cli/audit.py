@@ -14,7 +14,7 @@ from adversary import AttackError
 from fl_app.attacking import audit as auditing
 from fl_app.attacking.attackers import AT_ONCE
 from fl_app.attacking.audit import Answer, AuditSession
-from fl_app.attacking.jobs import TaskSpec, parts_of
+from fl_app.attacking.jobs import TaskSpec
 from fl_app.attacking.worker import make_worker
 from fl_app.cli.attack_bar import AttackBar, stopped
 from fl_app.core.ending import terminable
@@ -90,9 +90,9 @@ def _attack(console: Console, session: AuditSession, keys: list[Key]) -> None:
         console.print(f"{len(keys) - len(open_)} of {len(keys)} targets were attacked before", highlight=False)
     if not open_:
         return
-    jobs = [len(part) for part in parts_of(open_, AT_ONCE, by_client=session.built.by_client)]
+    jobs = [len(part) for part in session.parts(open_, AT_ONCE)]
     with AttackBar(console, session.attack, jobs) as bar:
-        session.work(open_, AT_ONCE, lambda _: bar.job_done())
+        session.work(open_, AT_ONCE, lambda outcomes: bar.job_done(len(outcomes)))
 
 
 def _show(console: Console, session: AuditSession, keys: list[Key]) -> None:

@@ -22,6 +22,7 @@ from fl_app.cli.options import (
     ANOTHER_APP,
     Attacks,
     Classes,
+    ClusterOption,
     DeviceOption,
     InputShape,
     Mean,
@@ -66,6 +67,7 @@ def attack(
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="At most so many targets; 0: all.")] = 0,
     worker: Annotated[Place, typer.Option(help="Where attacks run.")] = Place.inline,
+    cluster: ClusterOption = "",
     threads: Annotated[int, typer.Option(min=0, max=256, help="CPU threads; 0: OMP_NUM_THREADS, else all cores.")] = 0,
     device: DeviceOption = None,
     perceptual: Annotated[bool, typer.Option("--lpips/--no-lpips", help="Also score LPIPS.")] = True,
@@ -99,6 +101,7 @@ def attack(
         only_for(
             "runs, whose truth is known: leave it out", {"--judge": judge, "--noise-ratio": noise_ratio, "--metric": metric}
         )
+        only_for("runs of our own, whose model every node can build: leave it out", {"--cluster": cluster})
         from fl_app.attacking.audit import task_of
         from fl_app.cli.audit import audit
 
@@ -128,7 +131,7 @@ def attack(
         clients=clients,
         grants=grant or [],
         limit=limit,
-        worker_name=worker.value,
+        worker_name="ray" if cluster else worker.value,
         perceptual=perceptual,
         judge=judge,
         noise_ratio=noise_ratio,

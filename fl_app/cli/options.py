@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fl_app.cli.permissions import assigned, typed
+from fl_app.core.machine import name_cluster
 
 ANOTHER_APP = "captures of another app: add --model MODULE:FUNCTION"
 
@@ -34,6 +35,22 @@ class Device(StrEnum):
     auto = "auto"
 
 
+def _cluster(address: str) -> str:
+    """Have all that uses Ray use this cluster."""
+    if address:
+        name_cluster(address)
+    return address
+
+
+ClusterOption = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="ADDRESS",
+        callback=_cluster,
+        help="Work on this Ray cluster: ray://HOST:PORT, HOST:PORT or auto; as THORNS_RAY_ADDRESS.",
+    ),
+]
 Settings = Annotated[
     list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", callback=assigned, help="Change a setting.")
 ]

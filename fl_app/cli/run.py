@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fl_app.cli.options import Config, Resume, Settings
+from fl_app.cli.options import ClusterOption, Config, Resume, Settings, only_for
 from fl_app.core import plugins
 
 # Heavy modules are imported inside the commands, so that --help answers at once.
@@ -32,10 +32,13 @@ def run(
     workers: Annotated[
         int, typer.Option(min=0, max=1024, help="Processes to compute clients in, same results; 0: one per core.")
     ] = 0,
+    cluster: ClusterOption = "",
 ) -> None:
     """Run an experiment, or go on with one that was stopped."""
     from fl_app import engines
 
+    if engine != "ray":
+        only_for("--engine ray", {"--cluster": cluster})
     start = partial(engines.run, engine=engine, resume=resume is not None, workers=workers)
     run_and_report(asked_for(setting, config, resume), engine, start)
 

@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fl_app.cli.options import Attacks, Metrics, Settings
+from fl_app.cli.options import Attacks, ClusterOption, Metrics, Settings
 from fl_app.cli.permissions import typed
 
 # Heavy modules are imported inside the commands, so that --help answers at once.
 
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where results go; a sweep that is there goes on.")]
-Workers = Annotated[int, typer.Option(min=0, help="Processes; 1: only this one, 0: one per core or GPU.")]
+Workers = Annotated[int, typer.Option(min=0, help="Processes; 1: only this one, 0: one per core or GPU; of a cluster, too.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, show the cells and how long they take, and end.")]
 
 
@@ -21,6 +21,7 @@ def sweep(
     scale: Annotated[str, typer.Option(metavar="NAME", help="One of the scales that the file names.")] = "",
     out: Out = None,
     workers: Workers = 0,
+    cluster: ClusterOption = "",
     dry_run: DryRun = False,
 ) -> None:
     """Train and attack every combination in a file; what is finished is not done again."""
@@ -44,6 +45,7 @@ def compare(
     metric: Metrics = None,
     out: Out = None,
     workers: Workers = 0,
+    cluster: ClusterOption = "",
     dry_run: DryRun = False,
 ) -> None:
     """A quick look at what some defenses cost and leak: a short training (on MNIST), a few clients attacked."""

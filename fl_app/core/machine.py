@@ -33,9 +33,17 @@ def wait_passively() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 
+RAY_ADDRESS = "THORNS_RAY_ADDRESS"
+
+
+def name_cluster(address: str) -> None:
+    """Mean this Ray cluster, in this process and in those that it starts."""
+    os.environ[RAY_ADDRESS] = address
+
+
 def ray_address() -> str:
-    """The Ray cluster that is meant: one of our own on this machine, unless THORNS_RAY_ADDRESS names another.
+    """The Ray cluster that is meant: one of our own on this machine, unless --cluster or THORNS_RAY_ADDRESS names another.
 
     RAY_ADDRESS says that there is a cluster around, not that data and captures of this machine are to go there.
     """
-    return os.environ.get("THORNS_RAY_ADDRESS") or "local"
+    return os.environ.get(RAY_ADDRESS) or "local"

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fl_app.core import spec
+from fl_app.core.places import there
 from fl_app.core.seeds import derive
 from fl_app.core.spec import Checked
 from fl_app.data.base import DataError
@@ -105,7 +106,7 @@ def partition(labels: Tensor, text: str, clients: int, seed: int, cache: Path) -
     key = hashlib.sha256(labels.numpy().data)
     key.update(f"{text}/{clients}/{seed}".encode())
     path = cache / "partitions" / f"{key.hexdigest()[:24]}.safetensors"
-    if not path.exists():
+    if not there(path):
         shares = _compute(labels, made, text, clients, seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")

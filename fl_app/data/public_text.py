@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from fl_app.core.errors import said
-from fl_app.core.places import cache_dir
+from fl_app.core.places import cache_dir, there
 from fl_app.core.sources import Pypi, Source, SourceError
 from fl_app.core.text import LEAST_LENGTH, Vocabulary
 from fl_app.data.base import DataError, Examples
@@ -35,7 +35,7 @@ class Labelled(NamedTuple):
 def kept(name: str, wanted: str, source: Source, sha256: str) -> Path:
     """A file that a source holds as `wanted`, in the cache as `name`; fetched once, or put by hand into <cache>/raw."""
     target, by_hand = cache_dir() / name, cache_dir() / "raw" / name
-    if target.exists():
+    if there(target):
         return target
     with alone(target.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=cache_dir(), prefix="fetch-") as scratch:
         if target.exists():  # another process may have fetched it meanwhile

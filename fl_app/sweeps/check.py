@@ -8,6 +8,7 @@ import client_defenses
 from client_defenses import Chain, Defense, Memory
 from client_defenses.refiner import Refiner
 from fl_app import data, models
+from fl_app.cluster.connect import on_cluster
 from fl_app.core.errors import told
 from fl_app.core.local import Step
 from fl_app.experiment.assets import assets_of, device_of
@@ -38,7 +39,8 @@ def check(plan: Plan, source: str, *, fetch: bool) -> list[str]:
         if what in tried:
             continue
         tried.add(what)
-        _named(source, device_of, experiment.device)
+        if not on_cluster():  # there each node has devices of its own
+            _named(source, device_of, experiment.device)
         recipe = _named(source, data.recipe_of, experiment.dataset)
         if not fetch and recipe.sources and not data.cached_file(recipe).exists():
             unchecked.append(f"{experiment.dataset} is not here yet, so nothing was tried on it")

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from rich.console import Console
 
 import adversary
 from fl_app.analysis.results import read_study
+from fl_app.cluster.connect import knock, on_cluster
 from fl_app.core import plugins
 from fl_app.core.ending import exit_code, terminable
+from fl_app.core.machine import ray_address
 from fl_app.data.texts import TEXTS
 from fl_app.experiment.toml import ConfigError, parse_assignment
 from fl_app.report import write_report
@@ -104,22 +107,25 @@ def _sweep(console: Console, given: Sweep, text: str, folder: Path, source: str,
     plan = make_plan(given, folder, source, command)
     notes = check(plan, source, fetch=not dry_run)
     open_ = [unit for unit in plan.units if unit.seconds is None]
-    number = number or usual_number(open_)
+    if on_cluster():
+        knock(ray_address())
     estimator = learned(plan.units)
     if dry_run:
         if not notes:
             with console.status("timing a few rounds and iterations ..."):
                 try_out(open_, estimator)
-        _say_plan(console, plan, open_, estimator, number, [*plan.notes, *notes])
+        _say_plan(console, plan, open_, estimator, number or usual_number(open_), [*plan.notes, *notes])
         return
     busy = f"another sweep is at work in {plan.folder}: wait for it, or choose another folder with --out"
     try:
         with terminable(), alone(plan.folder / LOCK, busy):
-            plan.save(text)
-            _say_plan(console, plan, open_, estimator, number, plan.notes, cells=False)
-            if open_:
-                prepare(plan, lambda words: say(console, words))
-            failed = work(console, plan, make_workers(number, open_), number, estimator)
+            workers, number = make_workers(number, open_)
+            with closing(workers):
+                plan.save(text)
+                _say_plan(console, plan, open_, estimator, number, plan.notes, cells=False)
+                if open_:
+                    prepare(plan, lambda words: say(console, words))
+                failed = work(console, plan, workers, number, estimator)
             _say_results(console, plan, failed)
     except KeyboardInterrupt as end:
         again = shlex.join(plugins.again(["thorns", "sweep", os.path.relpath(plan.folder)]))
@@ -139,6 +145,8 @@ def _say_plan(
     else:
         time = f"about {spoken(sum(known) / number)}" + (f" and {unknown} of unknown length" if unknown else "")
     where = "in this process" if number == 1 else f"on {number} workers"
+    if on_cluster():
+        where = f"on {number} workers of the cluster {ray_address()}"
     say(console, f"{plan.sweep.title}: {len(plan.cells)} cells")
     say(console, f"to do: {runs} runs and {len(open_) - runs} attacks {where}; {time}" if open_ else "all of it is finished")
     for words in notes:

@@ -80,8 +80,5 @@ def work(console: Console, plan: Plan, workers: Workers, number: int, estimator:
     """Do what is open of a plan and show it; the number of cells that failed. Cells that failed before are tried again."""
     for cell in plan.cells:
         (plan.folder / cell.failed).unlink(missing_ok=True)
-    try:
-        with LiveTable(console, plan, number) as view:
-            return Drive(plan, estimator, view).work(workers)
-    finally:
-        workers.close()
+    with LiveTable(console, plan, number) as view:
+        return Drive(plan, estimator, view).work(workers)

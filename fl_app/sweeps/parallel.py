@@ -4,9 +4,11 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+from fl_app.cluster.connect import SETTINGS, on_cluster
+from fl_app.core.machine import cores, wait_passively
 from fl_app.experiment.config import Experiment
 from fl_app.sweeps.plan import Unit
 
@@ -26,8 +28,10 @@ class Ended(NamedTuple):
 class Workers(Protocol):
     """What does units."""
 
-    free: int
-    """How many units it could begin now."""
+    @property
+    def free(self) -> int:
+        """How many units it could begin now."""
+        ...
 
     def begin(self, unit: Unit) -> None:
         """Begin a unit."""
@@ -42,12 +46,12 @@ class Workers(Protocol):
         ...
 
 
-def attempt(unit: Unit) -> tuple[str, str]:
+def attempt(unit: Unit, work: Callable[[Unit], None] | None = None) -> tuple[str, str]:
     """Do a unit; (reason, trace) of a failure, which is two empty texts if there was none."""
     from fl_app.sweeps.work import do
 
     try:
-        do(unit)
+        (work or do)(unit)
     except Exception as error:  # one failed cell must not stop the rest; the report names it
         return f"{type(error).__name__}: {error}", traceback.format_exc()
     return "", ""
@@ -97,16 +101,14 @@ class Processes:
 
     def __init__(self, number: int, gpus: int = 0) -> None:
         # One thread a process: threads that wait for each other on shared cores slow down everything.
-        for name, value in (("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "0")):
+        for name, value in {"OMP_NUM_THREADS": "1", **SETTINGS}.items():
             os.environ.setdefault(name, value)
-        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        wait_passively()
         import ray
 
         self._ray, self.free = ray, number
         ray.init(
-            address="local",  # never a cluster that happens to be around: workers share this disk
+            address="local",  # workers share this disk
             num_cpus=number,
             num_gpus=gpus,
             include_dashboard=False,
@@ -159,11 +161,19 @@ def gpus_for(experiments: Iterable[Experiment]) -> int:
 def usual_number(units: list[Unit]) -> int:
     """One worker a GPU if they are used, else as many as there are cores for the threads that are asked for."""
     experiments = [unit.experiment for unit in units]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = max((experiment.threads for experiment in experiments), default=1)
-    return max(1, min(gpus_for(experiments) or cores // threads, len(units)))
+    return max(1, min(gpus_for(experiments) or cores() // threads, len(units)))
 
 
-def make_workers(number: int, units: list[Unit]) -> Workers:
-    """One worker is this process, several have their own."""
-    return Here() if number == 1 else Processes(number, gpus_for(unit.experiment for unit in units))
+def make_workers(number: int, units: list[Unit]) -> tuple[Workers, int]:
+    """(what does units, how many at a time) for a number that was asked for, or 0: one is this process, several have theirs.
+
+    On a cluster that the user named, wherever it has room.
+    """
+    if on_cluster() and units:
+        from fl_app.sweeps.cluster import Nodes
+
+        nodes = Nodes(number, units)
+        return nodes, nodes.number
+    number = number or usual_number(units)
+    return Here() if number == 1 else Processes(number, gpus_for(unit.experiment for unit in units)), number

@@ -22,7 +22,7 @@ from fl_app.experiment.evaluators import JUDGING, ensure
 from fl_app.experiment.runs import experiment_of
 from fl_app.scoring.attacks import Scoring
 from fl_app.scoring.metrics import with_plugged
-from fl_app.store.files import RunError, write_atomic
+from fl_app.store.files import RunError, make_folder, write_atomic
 from fl_app.store.locks import alone
 from fl_app.store.runs import RunDir
 from fl_app.sweeps.plan import Attacking, Unit
@@ -43,20 +43,31 @@ def do(unit: Unit) -> None:
     with alone(unit.record.with_name(f".{unit.name}.lock")):
         if unit.record.exists():
             return
-        _journal(unit, "started")
+        journal(unit, "started")
         began = time.monotonic()
-        # As the setting says, and not as many as are free: results must not depend on the number of workers.
-        use_threads(unit.experiment.threads)
-        if unit.attacking is None:
-            train(unit.experiment)
-        else:
-            judge = unit.folder / unit.attacking.judge if unit.attacking.judge else None
-            attack(Path(unit.experiment.run_dir), unit.attacking, judge)
-        _journal(unit, "finished")
-        write_atomic(unit.record, json.dumps({"unit": unit.name, "seconds": round(time.monotonic() - began, 3)}))
+        perform(unit)
+        finish(unit, time.monotonic() - began)
 
 
-def _journal(unit: Unit, event: str) -> None:
+def perform(unit: Unit) -> None:
+    """The work of a unit."""
+    # As the setting says, and not as many as are free: results must not depend on the number of workers.
+    use_threads(unit.experiment.threads)
+    if unit.attacking is None:
+        train(unit.experiment)
+    else:
+        judge = unit.folder / unit.attacking.judge if unit.attacking.judge else None
+        attack(Path(unit.experiment.run_dir), unit.attacking, judge)
+
+
+def finish(unit: Unit, seconds: float) -> None:
+    """Record that all of a unit is on this disk."""
+    journal(unit, "finished")
+    make_folder(unit.record.parent)
+    write_atomic(unit.record, json.dumps({"unit": unit.name, "seconds": round(seconds, 3)}))
+
+
+def journal(unit: Unit, event: str) -> None:
     """A line of journal.jsonl: what was started and finished, when and by which process."""
     line = {"unit": unit.name, "event": event, "time": datetime.now(UTC).isoformat(), "process": os.getpid()}
     with (unit.folder / "journal.jsonl").open("a", encoding="utf-8") as out:
