@@ -30,7 +30,7 @@ GOAL, IDEAL = 0.85, 2
 FULL = {"seeds": [0, 1], "iterations": 500, "rounds": 300, "defenses": '"prune(ratio={0.9,0.99})"', "targets": 16}
 SMALL = {"seeds": [0, 1], "iterations": 20, "rounds": 20, "defenses": '"prune(ratio=0.9)"', "targets": 4}
 START_SECONDS, SWEEP_SECONDS = 120, 1500
-BIN = Path(sys.executable).parent
+BIN, ROOT = Path(sys.executable).parent, Path(__file__).resolve().parent.parent
 
 
 def free_port() -> int:
@@ -74,6 +74,7 @@ class Machines:
         self.home(name).mkdir()
         gone = ("THORNS_DATA", "XDG_CACHE_HOME", "THORNS_RAY_ADDRESS", "RAY_ADDRESS")
         env = {key: value for key, value in os.environ.items() if key not in gone} | {"HOME": str(self.home(name))}
+        env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])  # the same code as here
         command = [str(BIN / "ray"), "start", "--block", "--disable-usage-stats", "--object-store-memory", str(200 * 2**20)]
         log = (self.home(name) / "log.txt").open("wb")
         with log:

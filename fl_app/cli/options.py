@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fl_app.cli.permissions import assigned, typed
+from fl_app.cluster.connect import knock
 from fl_app.core.machine import name_cluster
 
 ANOTHER_APP = "captures of another app: add --model MODULE:FUNCTION"
@@ -36,8 +37,9 @@ class Device(StrEnum):
 
 
 def _cluster(address: str) -> str:
-    """Have all that uses Ray use this cluster."""
+    """Have all that uses Ray use this cluster, if anybody answers there."""
     if address:
+        knock(address)
         name_cluster(address)
     return address
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import adversary
 from fl_app.analysis.results import read_study
-from fl_app.cluster.connect import knock, on_cluster
+from fl_app.cluster.connect import on_cluster
 from fl_app.core import plugins
 from fl_app.core.ending import exit_code, terminable
 from fl_app.core.machine import ray_address
@@ -107,8 +107,6 @@ def _sweep(console: Console, given: Sweep, text: str, folder: Path, source: str,
     plan = make_plan(given, folder, source, command)
     notes = check(plan, source, fetch=not dry_run)
     open_ = [unit for unit in plan.units if unit.seconds is None]
-    if on_cluster():
-        knock(ray_address())
     estimator = learned(plan.units)
     if dry_run:
         if not notes:
