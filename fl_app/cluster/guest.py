@@ -23,10 +23,6 @@ BY_HASH, GUESTS, MADE = "by-hash", "guests", "attacks"
 """In a node's cache: files that came, by content; the folders of guests. In a guest's: what is made there and goes back."""
 
 
-class Missing(BaseException):
-    """A file of the other machine's cache is needed; not an Exception, which somebody might take for a failure of theirs."""
-
-
 class Supply(NamedTuple):
     """What the other machine has said of its cache: name -> checksum ("": no such file), and checksum -> Ray's reference."""
 
@@ -35,9 +31,18 @@ class Supply(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The answer of a guest that lacks a file: its name in the cache."""
+    """The answer of a guest that lacks a file: its name in the cache, and its checksum if the guest has been told."""
 
     name: str
+    digest: str = ""
+
+
+class Missing(BaseException):
+    """A file of the other machine's cache is needed; not an Exception, which somebody might take for a failure of theirs."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        super().__init__(wanted.name)
+        self.wanted = wanted
 
 
 class Came(NamedTuple):
@@ -73,7 +78,7 @@ class Guest:
         try:
             work()
         except Missing as missing:
-            return Wanted(str(missing))
+            return missing.wanted
         return None
 
     def do(self, task: str, work: Work, asked: Any, files: Bundle, supply: Supply) -> Came | Wanted:
@@ -88,7 +93,7 @@ class Guest:
         try:
             answer = work(folder, asked)
         except Missing as missing:
-            return Wanted(str(missing))
+            return missing.wanted
         before = set(files.entries)
         made = pack(folder, files_in(folder))
         new = [entry.name for entry in made.entries if entry not in before]
@@ -100,7 +105,7 @@ class Guest:
         """Have a file of the other machine's cache in ours, if that has it: from this node by its content, else from there."""
         expected = self._supply.digests.get(name, "" if self.settled else None)
         if expected is None:
-            raise Missing(name)
+            raise Missing(Wanted(name))
         if not expected:
             return
         place = places.cache_dir() / name
@@ -110,7 +115,7 @@ class Guest:
                 place.symlink_to(kept)
                 return
         if expected not in self._supply.gifts:
-            raise Missing(name)
+            raise Missing(Wanted(name, expected))
         import ray
 
         content = ray.get(self._supply.gifts[expected])

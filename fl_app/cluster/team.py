@@ -51,16 +51,15 @@ class Store:
     def __init__(self, ray: Any) -> None:
         self._ray, self.supply = ray, Supply({}, {})
 
-    def want(self, name: str) -> str:
-        """Tell the checksum of a file, and when that did not help put it into Ray's store; what is wrong, if that did not."""
-        path, known = cache_dir() / name, self.supply.digests.get(name)
-        if known is None:
+    def want(self, wanted: Wanted) -> None:
+        """Tell the checksum of a file, and to those who know it and still ask give the file, through Ray's store."""
+        name = wanted.name
+        path = cache_dir() / name
+        if name not in self.supply.digests:
             self.supply.digests[name] = digest_of(path) if is_name(name) and path.is_file() else ""
-        elif known and known not in self.supply.gifts:
+        known = self.supply.digests[name]
+        if known and wanted.digest == known and known not in self.supply.gifts:
             self.supply.gifts[known] = self._ray.put(np.fromfile(path, np.uint8))
-        else:
-            return f"a node asks again for {name!r}, which it has been given"
-        return ""
 
 
 def part_of_gpu(device: str, asked: int, gpus: int) -> float:
@@ -172,12 +171,11 @@ class Team:
         self._failed_starts = 0
         if task is None:
             self._idle.append(guest)
-        elif isinstance(came, Wanted) and not (trouble := self._store.want(came.name)):
+        elif isinstance(came, Wanted):
+            self._store.want(came)
             self._send(guest, task)
         else:
             self._idle.append(guest)
-            if isinstance(came, Wanted):
-                return Done(task.name, trouble=trouble)
             self._take_made(came)
             return Done(task.name, came.answer, came.files)
         return None

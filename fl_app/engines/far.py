@@ -1,6 +1,7 @@
 """Clients in actors on nodes of a cluster that share no disk with the server: data travels there, what they keep comes back."""
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from fl_app.engines.ray import Clients
 from fl_app.experiment.toml import Value
 from fl_app.store.runs import SETTINGS
 
+log = logging.getLogger("thorns")
 START_SECONDS = 300.0
 """For all actors: those that find no room by then are done without."""
 KEPT = "clients"
@@ -86,12 +88,12 @@ def start(ray: Any, number: int, takes: dict[str, float], clients: int, config: 
             wanted = ray.get(done[0])
         except ray.exceptions.RayError as error:
             why = str(error).strip().splitlines()[-1][:300]
+            log.warning("clients could not be started on a node: %s", why)
             continue
         if wanted is None:
             ready.append(actor)
-        elif trouble := store.want(wanted.name):
-            why = trouble
         else:
+            store.want(wanted)
             calls[actor.prepare.remote(files, store.supply)] = actor
     for actor in [actor for actor in actors if actor not in ready]:
         with contextlib.suppress(ray.exceptions.RayError):

@@ -22,7 +22,7 @@ import bench_cluster
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the nodes do not find tests
 NOTHING = Bundle((), np.zeros(0, np.uint8))
-FEDEM = "fedem(steps=1)"
+FEDEM = "fedem(batches=3)"
 
 
 def read_there(_folder, name):

@@ -11,6 +11,7 @@ OURS = {"fl_app", "strategies", "client_defenses", "adversary"}
 # From the floor to the roof: a room may know only what is named here, and what is named lies above it.
 CORE, STORE, MODELS, DATA = "fl_app.core", "fl_app.store", "fl_app.models", "fl_app.data"
 EXPERIMENT, CLIENT, ENGINES, ATTACKING = "fl_app.experiment", "fl_app.client", "fl_app.engines", "fl_app.attacking"
+CLUSTER = "fl_app.cluster"
 SCORING, ANALYSIS, REPORT, SWEEPS = "fl_app.scoring", "fl_app.analysis", "fl_app.report", "fl_app.sweeps"
 FLOOR = {CORE, STORE, MODELS, DATA, "client_defenses", "strategies"}
 ALLOWED = {
@@ -18,6 +19,7 @@ ALLOWED = {
     "fl_app/store": {CORE, STORE},
     "fl_app/models": {CORE, MODELS},
     "fl_app/data": {CORE, STORE, DATA},
+    "fl_app/cluster": {CORE, STORE, DATA, CLUSTER},
     "client_defenses": {CORE, "client_defenses"},
     "strategies": {CORE, "strategies"},
     "adversary": {CORE, STORE, MODELS, "adversary"},
@@ -26,12 +28,12 @@ ALLOWED = {
     # No attack, and of the strategies the client's half of a protocol alone: what runs at a client is what a client needs.
     "fl_app/client": {CORE, STORE, MODELS, DATA, EXPERIMENT, CLIENT, "client_defenses", "strategies"},
     "fl_app/client_app.py": {CORE, STORE, MODELS, DATA, EXPERIMENT, CLIENT, "client_defenses"},
-    "fl_app/engines": FLOOR | {EXPERIMENT, CLIENT, "fl_app.client_app", ENGINES},
-    "fl_app/attacking": FLOOR | {EXPERIMENT, "adversary", ATTACKING},
+    "fl_app/engines": FLOOR | {CLUSTER, EXPERIMENT, CLIENT, "fl_app.client_app", ENGINES},
+    "fl_app/attacking": FLOOR | {CLUSTER, EXPERIMENT, "adversary", ATTACKING},
     "fl_app/scoring": {CORE, STORE, MODELS, DATA, EXPERIMENT, "client_defenses", SCORING},
     "fl_app/analysis": {CORE, STORE, EXPERIMENT, "client_defenses", "adversary", ATTACKING, SCORING, ANALYSIS},
     "fl_app/report": {CORE, STORE, EXPERIMENT, SCORING, ANALYSIS, REPORT},
-    "fl_app/sweeps": FLOOR | {EXPERIMENT, ENGINES, "adversary", ATTACKING, SCORING, ANALYSIS, REPORT, SWEEPS},
+    "fl_app/sweeps": FLOOR | {CLUSTER, EXPERIMENT, ENGINES, "adversary", ATTACKING, SCORING, ANALYSIS, REPORT, SWEEPS},
     "fl_app/server_app.py": {ENGINES, ATTACKING},
 }
 
