@@ -75,6 +75,7 @@ class Machines:
         gone = ("THORNS_DATA", "XDG_CACHE_HOME", "THORNS_RAY_ADDRESS", "RAY_ADDRESS")
         env = {key: value for key, value in os.environ.items() if key not in gone} | {"HOME": str(self.home(name))}
         env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])  # the same code as here
+        env["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # else Ray's server for ray:// may fail to start a process for a client
         command = [str(BIN / "ray"), "start", "--block", "--disable-usage-stats", "--object-store-memory", str(200 * 2**20)]
         log = (self.home(name) / "log.txt").open("wb")
         with log:

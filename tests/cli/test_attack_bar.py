@@ -31,7 +31,7 @@ def test_the_bar_moves_within_a_job_and_never_back(monkeypatch):
         for iteration in (50, 20, 100):
             say(iteration, 100)
             shares.append(bar._bar.tasks[0].completed)
-        bar.job_done()
+        bar.job_done(4)
         shares.append(bar._bar.tasks[0].completed)
         say(50, 100)
         shares.append(bar._bar.tasks[0].completed)
