@@ -6,11 +6,13 @@ import time
 
 import numpy as np
 import pytest
+import ray
 from ray import cloudpickle
 
 from fl_app.attacking.session import Session
 from fl_app.attacking.worker import InlineWorker, make_worker
 from fl_app.cluster.bundle import Bundle
+from fl_app.cluster.connect import join
 from fl_app.cluster.team import Team
 from fl_app.core.places import cache_dir, there
 from helpers.engines import StopAt, go, same, weights_of
@@ -53,15 +55,19 @@ def test_a_cluster_gives_what_this_machine_does_without_its_disk_and_after_the_d
     assert sweep(path, tmp_path / "here")[0] == 0
     experiment = small.changed(defense=FEDEM, capture="1")
     whole = go(experiment.changed(run_dir=str(tmp_path / "whole")))
-    attacked = Session(whole, "idlg(iterations=2)", (), InlineWorker(), threads=1)
+    attacked = Session(whole, "dlg(iterations=2)", (), InlineWorker(), threads=1)
     attacked.work(attacked.captured(), 2)  # as many in a job as two nodes have
     with bench_cluster.Machines() as machines:
         monkeypatch.setenv("THORNS_RAY_ADDRESS", machines.address)
-        _files_travel_by_their_content(machines)
-        _clients_and_their_memories(experiment, whole, tmp_path)
-        _attacks(whole, attacked)
-        assert list(machines.home("node-0").rglob("guests/*/*")) == []
-        _sweep_with_a_node_killed(sweep, path, machines, tmp_path)
+        assert join()  # once for all
+        try:
+            _files_travel_by_their_content(machines)
+            _clients_and_their_memories(experiment, whole, tmp_path)
+            _attacks(whole, attacked)
+            assert list(machines.home("node-0").rglob("guests/*/*")) == []
+            _sweep_with_a_node_killed(sweep, path, machines, tmp_path)
+        finally:
+            ray.shutdown()
 
 
 def _files_travel_by_their_content(machines):
@@ -100,7 +106,7 @@ def _attacks(whole, attacked):
         name.unlink()
     worker = make_worker("ray")
     try:
-        session = Session(whole, "idlg(iterations=2)", (), worker, threads=1)
+        session = Session(whole, "dlg(iterations=2)", (), worker, threads=1)
         assert [len(part) for part in session.parts(session.captured(), 64)] == [2, 1]
         outcomes = []
         session.work(session.captured(), 64, outcomes.extend)
