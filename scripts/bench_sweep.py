@@ -122,7 +122,9 @@ def results(out: Path) -> dict[str, Any]:
     for name in ("metrics.jsonl", "scores.jsonl"):
         for path in out.rglob(name):
             lines = [json.loads(line) for line in path.read_text().splitlines()]
-            found[str(path.relative_to(out))] = [{key: line[key] for key in line if not key.endswith("seconds")} for line in lines]
+            found[str(path.relative_to(out))] = [
+                {key: line[key] for key in line if not key.endswith("seconds")} for line in lines
+            ]
     return found
 
 
