@@ -14,6 +14,7 @@ from adversary.search.optimizers import Count
 from adversary.text.assembly import Words, chosen, decoded, encoded
 from adversary.text.bag_of_words import Select
 from adversary.text.blending import Blend, unblended
+from adversary.text.completion import filled, leaves_out
 from adversary.text.explained import explained
 from adversary.text.network import sentence, space_of, transformer_at
 from adversary.text.spans import ATTENTION, BEHIND, First, Span, span_of
@@ -48,6 +49,8 @@ class Dager(Attack):
     trials: Count = 20_000
     """Sentences that are tried before those of an encoder are what they are, at the least once for each end (ours)."""
     blend: Blend = 0.0
+    complete: bool = False
+    """Take entries that are exactly zero for left out, and fill them in (ours): against masks and light pruning."""
     labels: LabelRule = "count"
 
     def informed(self, defense: str, facts: Facts) -> list[Informed]:
@@ -55,7 +58,12 @@ class Dager(Attack):
         if defense == "none":
             return []
         ranked = Informed("ranked", replace(self, select="top"), "takes the nearest words in the place of those within a span")
-        return [*([] if self.select == "top" else [ranked]), *unblended(replace(self, select="top"), defense)]
+        whole = Informed("completed", replace(self, complete=True), "fills in what the defense left out, by the few directions")
+        return [
+            *([] if self.complete or not leaves_out(defense) else [whole]),
+            *([] if self.select == "top" else [ranked]),
+            *unblended(replace(self, select="top"), defense),
+        ]
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Read each target by itself."""
@@ -65,6 +73,8 @@ class Dager(Attack):
     def _target(self, seen: Observation, task: Task, stream: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         proving, number = self.select == "threshold", seen.num_examples
         space, network, gradient = space_of(task), transformer_at(task, seen.params), as_gradient(seen)
+        if self.complete:
+            gradient = filled(gradient, (ATTENTION, BEHIND))
         # Query, key and value at once: the first token of a decoder has no gradient at its query.
         near, behind = (span_of(gradient, layer, self.select, self.rank_rtol) for layer in (ATTENTION, BEHIND))
         if near is None:

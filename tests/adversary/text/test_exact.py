@@ -1,13 +1,18 @@
 """What an update says of words without a search: bags, closed forms, spans."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import adversary
+import client_defenses
 from adversary import AttackError, Facts
 from adversary.text.closed_form import ClosedForm
+from adversary.text.completion import completed
 from adversary.text.network import transformer_at
 from adversary.text.spans import ATTENTION, BEHIND, First, span_of
+from client_defenses import Memory
 from fl_app import models
 from fl_app.core.local import LocalRule, local_update
 from fl_app.core.observation import Knowledge, Observation, Task
@@ -185,3 +190,23 @@ def test_what_tells_no_words_is_refused_in_one_line():
     bow, other = seen_of("bow", x, y)
     with pytest.raises(AttackError, match="layers of a transformer"):
         adversary.build("dager")(bow, other, 0)
+
+
+def test_what_a_mask_leaves_out_is_filled_in():
+    rng = torch.Generator().manual_seed(0)
+    whole = (torch.randn(40, 4, generator=rng) @ torch.randn(4, 30, generator=rng)).double()
+    gaps = torch.rand(40, 30, generator=rng) < 0.3
+    assert torch.allclose(completed(whole.masked_fill(gaps, 0)), whole, rtol=1e-4, atol=1e-4)
+    with pytest.raises(AttackError, match="too little of the update"):
+        completed(whole.masked_fill(torch.rand(40, 30, generator=rng) < 0.95, 0))
+
+
+def test_masked_sentences_are_read_by_who_knows_of_the_mask():
+    x, y = sentences(2, seed=5)[:, None], torch.tensor([[0], [1]])
+    seen, task = seen_of(f"bert({SMALL})", x, y)
+    mask = client_defenses.build("mask(ratio=0.25)")
+    seen = [replace(one, update=mask.transform(one.update, Memory.fresh(i))) for i, one in enumerate(seen)]
+    informed = {one.name: one.attack for one in adversary.build("dager").informed("mask(ratio=0.25)", Facts(examples=1))}
+    assert torch.equal(informed["completed"](seen, task, 0).x, x)
+    assert not torch.equal(informed["ranked"](seen, task, 0).x, x)
+    assert "completed" not in {one.name for one in adversary.build("dager").informed("mask + sign", Facts(examples=1))}
