@@ -144,9 +144,9 @@ def infer(rule: LabelRule, seen: Observation, task: Task, rng: torch.Generator) 
         return by_sign(gradient, task)
     if rule == "min_column":
         return by_min_column(gradient, task, seen.num_examples)
-    blind = rule == "count" and seen.num_examples == 1  # looks at no examples: none are drawn
-    weight, _ = last_layer(gradient, task.num_classes)
-    return BY_LIKE[rule](seen, gradient, task, weight.new_empty(0) if blind else _noise(task, rng, weight))
+    blind, one = rule == "count" and seen.num_examples == 1, next(iter(gradient.values()))
+    like = one.new_empty(0) if blind else _noise(task, rng, one)  # who looks at no examples draws none
+    return BY_LIKE[rule](seen, gradient, task, like)
 
 
 def again(rule: LabelRule, seen: Observation, task: Task, x: Tensor) -> list[Tensor]:
