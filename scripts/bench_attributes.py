@@ -93,7 +93,7 @@ STUDIES = {
         },
         "sex",
     ),
-    "digits": images("digits", "odd", 60),
+    "digits": images("digits", "odd", 200),
     "objects": images("objects", "flies", 80),
 }
 
