@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from adversary.text.tiger import Tiger
 
 Blend = Annotated[float, Field(ge=0, lt=1)]
-"""Share of random words that a defense blended in: words are looked for as the rest of themselves and a mean word."""
+"""Share of random words that a defense blended in."""
 
 
 def unblended(attack: "Dager | Tiger", defense: str) -> list[Informed]:

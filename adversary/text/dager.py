@@ -49,6 +49,7 @@ class Dager(Attack):
     trials: Count = 20_000
     """Sentences that are tried before those of an encoder are what they are, at the least once for each end (ours)."""
     blend: Blend = 0.0
+    """Share of random words that a defense blended in: words are looked for as the rest of themselves and a mean word."""
     complete: bool = False
     """Take entries that are exactly zero for left out, and fill them in (ours): against masks and light pruning."""
     labels: LabelRule = "count"

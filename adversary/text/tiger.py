@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from adversary.base import Attack, Facts, Guess, Informed
+from adversary.base import Attack, AttackError, Facts, Guess, Informed
 from adversary.labels import LabelRule, as_gradient
 from adversary.search.optimizers import Count
 from adversary.search.progress import out_of_time
@@ -40,6 +40,7 @@ class Tiger(Attack):
     sweeps: Count = 5
     """Times that each word is chosen anew, at most."""
     blend: Blend = 0.0
+    """Share of random words that a defense blended in: words are looked for as the rest of themselves and a mean word."""
     labels: LabelRule = "count"
 
     def informed(self, defense: str, facts: Facts) -> list[Informed]:
@@ -59,6 +60,8 @@ class Tiger(Attack):
         space, network, gradient = space_of(task), transformer_at(task, seen.params), as_gradient(seen)
         first = First(network, self.blend, space.vocabulary.words.to(network.table.device))
         layers = [layer for layer in (_Layer.of(gradient, name) for name in (ATTENTION, BEHIND)) if layer is not None]
+        if not layers:
+            raise AttackError("the gradients of the first block are zero and tell nothing")
         words = _Sentences(first, layers, space, seen)
         for _ in range(self.sweeps):
             if out_of_time() or not words.improved():

@@ -38,9 +38,9 @@ SEARCHES = {
     "grad_inversion(tv=0, norm=0, group=0, bn=0.1, lr=0.2, iterations=9, seeds=3, labels='count')": (
         "priors=[batchnorm(weight=0.1)], optimizer=adam(iterations=9, lr=0.2), seeds=3"
     ),
-    "rows": "objective=cosine, space=cells, optimizer=adam(iterations=1500, lr=0.02, signed=True, decay=True)",
+    "rows": "objective=cosine, space=cells, optimizer=adam(iterations=1500, lr=0.02, signed=True, decay=True), recounts=1",
     "rows(lr=0.2, iterations=9, seeds=3, labels='rows')": "objective=cosine, space=cells, labels='rows', "
-    "optimizer=adam(iterations=9, lr=0.2, signed=True, decay=True), seeds=3",
+    "optimizer=adam(iterations=9, lr=0.2, signed=True, decay=True), seeds=3, recounts=1",
     "sme": f"objective=cosine, {FREE}, priors=[tv(weight=0.001)], observers=[surrogate], optimizer=lbfgs",
     "sme(tv=0, iterations=9, lbfgs=False, lr=0.2, init='normal', labels='rows', compiled=True)": "objective=cosine, "
     "labels='rows', observers=[surrogate], optimizer=adam(iterations=9, lr=0.2, decay=True), compiled=True",
