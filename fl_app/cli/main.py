@@ -181,7 +181,6 @@ def options(
 for command in (run, attack, bound, compare, sweep, report, gate, export):
     app.command()(command)
 app.command("audit-dp")(audit_dp)
-app.command("audit-dp")(audit_dp)
 app.command("fit-rule")(fit_rule)
 app.command("list")(list_)
 app.add_typer(new_app, name="new")
