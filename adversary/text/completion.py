@@ -36,29 +36,28 @@ def filled(gradient: Tensors, layers: Sequence[str]) -> Tensors:
 
 def completed(matrix: Tensor) -> Tensor:
     """The matrix (rows, columns) of least rank that agrees with the entries that are not zero; AttackError if there is none."""
-    known = (matrix != 0).to(matrix)
+    known, leading = (matrix != 0).to(matrix), torch.linalg.svd(matrix, full_matrices=False).Vh.T
     # From below: one too large is found slowly or not at all, one more than needed adds a direction of rounding.
     for rank in range(STEP, int(known.sum() / (SPARE * sum(matrix.shape))) + 1, STEP):
-        tried = of_rank(matrix, known, min(rank, *matrix.shape))
+        tried = of_rank(matrix, known, leading[:, :rank])
         if tried is not None:
             return tried
     raise AttackError("too little of the update is there to fill in the rest: use select=top")
 
 
-def of_rank(matrix: Tensor, known: Tensor, rank: int) -> Tensor | None:
-    """A matrix of some rank that agrees with the entries where known (rows, columns) is 1; None if none is found.
+def of_rank(matrix: Tensor, known: Tensor, right: Tensor) -> Tensor | None:
+    """A matrix that agrees with the entries where known (rows, columns) is 1, by alternating least squares; None if none does.
 
-    Alternating least squares from the leading directions of what is known.
+    It has the rank of its start, right (columns, rank).
     """
     size, before = matrix.norm(), torch.inf
-    right = torch.linalg.svd(matrix, full_matrices=False).Vh[:rank].T
     for iteration in range(1, ITERATIONS + 1):
         left = torch.linalg.qr(_other(matrix, known, right)).Q
-        right = _other(matrix.T, known.T, left)
-        whole: Tensor = left @ right.T
-        right = torch.linalg.qr(right).Q
+        found = _other(matrix.T, known.T, left)
+        right = torch.linalg.qr(found).Q
         if iteration % LOOK:
             continue
+        whole: Tensor = left @ found.T
         distance = float(((whole - matrix) * known).norm() / size)
         if distance < FIT:
             return whole

@@ -58,7 +58,7 @@ def test_nothing_is_written_if_one_file_is_not_what_was_sent(folder, tmp_path):
         assert not (tmp_path / "there").exists()
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "../x", "/tmp/x", "a/../../x", "a//b", "./a", "a/", "new\nline", "nul\0"])
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "/x", "a/../../x", "a//b", "./a", "a/", "new\nline", "nul\0"])
 def test_a_name_that_leads_elsewhere_is_refused(name, tmp_path):
     assert not is_name(name)
     with pytest.raises(RunError, match="no name of a file"):
