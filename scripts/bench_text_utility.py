@@ -45,7 +45,7 @@ RECIPES = {
     "bow": Recipe("bow", 0.02, 40),
     "encoder, trained tables": Recipe("bert(depth=2, freeze=False)", 0.001, 150),
     "encoder, frozen tables": Recipe("bert(depth=2)", 0.0005, 400),
-    "minilm": Recipe("minilm", 0.0001, 90, "rotten_tomatoes(tokenizer='bert')", 16),
+    "minilm": Recipe("minilm", 0.0001, 120, "rotten_tomatoes(length=48, tokenizer='bert')", 16),
 }
 
 

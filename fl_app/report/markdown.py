@@ -20,10 +20,11 @@ TRAINED: dict[str, Callable[[Condition], Iterable[float | None]]] = {
     "accuracy": lambda one: one.accuracies.values(),
     "pmm": lambda one: [100 * share for share in one.pmm.values()],
     "macro_f1": lambda one: [run.last.get("macro_f1") for run in one.trained.values()],
+    "mcc": lambda one: [run.last.get("mcc") for run in one.trained.values()],
     "epsilon": lambda one: [one.epsilon],
 }
 """What can be shown of a training: its values, one per seed."""
-TITLES = {"pmm": "PMM", "macro_f1": "macro F1"}
+TITLES = {"pmm": "PMM", "macro_f1": "macro F1", "mcc": "MCC"}
 DIGITS = {"pmm": 1, "epsilon": 1}
 KEPT = 0.95
 """The share of the undefended accuracy that a defense should keep."""

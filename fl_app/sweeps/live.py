@@ -7,13 +7,12 @@ from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from fl_app.analysis.results import CellResult, RunResult, read_run
 from fl_app.sweeps.estimate import Estimator
 from fl_app.sweeps.plan import Cell, Plan, Unit
-from fl_app.sweeps.table import table_of
+from fl_app.sweeps.table import Fitted, table_of
 
 
 def spoken(seconds: float) -> str:
@@ -34,7 +33,7 @@ class LiveTable:
     def __init__(self, console: Console, plan: Plan, workers: int) -> None:
         self._console, self._plan, self._workers = console, plan, workers
         self._results: dict[str, CellResult] = {}
-        self._table: Table | None = None
+        self._table: Fitted | None = None
         self._running: dict[str, float] = {}
         self._estimates: dict[str, float | None] = {}
         self._began, self._done, self._failed = time.monotonic(), 0, 0

@@ -1,8 +1,12 @@
 """The results of a sweep as one table: what each setting costs and leaks, over all its seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from fl_app.analysis.attackers import WORST_OF_ALL, Attacker, in_words
@@ -18,32 +22,63 @@ LEGEND = (
 )
 
 
-def table_of(cells: Sequence[CellResult]) -> Table:
-    """One line per setting and attack, in the order of the cells, for a terminal."""
+class Fitted(NamedTuple):
+    """One line per setting and attack, with as many of the measures as a terminal has room for: names go before figures."""
+
+    lines: Sequence[Condition]
+    measures: dict[str, Measure]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        for number in range(len(self.measures), -1, -1):
+            table = _table(self.lines, dict(list(self.measures.items())[:number]))
+            if number <= 1 or _least(console, table) <= options.max_width:
+                yield table
+                return
+
+
+def table_of(cells: Sequence[CellResult]) -> Fitted:
+    """The table of these cells, in their order, for a terminal."""
     lines = [line for condition in conditions_of(cells) for line in condition.by_attack()]
-    measures = measures_shown(lines, "tables")
+    return Fitted(lines, measures_shown(lines, "tables"))
+
+
+def _least(console: Console, table: Table) -> int:
+    """The columns without which words would be cut."""
+    return Measurement.get(console, console.options.update(max_width=10**4), table).minimum
+
+
+def _table(lines: Sequence[Condition], measures: dict[str, Measure]) -> Table:
     titles = " ".join(measure.title for measure in measures.values())
-    one_attack = len({line.asked for line in lines if line.asked}) < 2
-    table = Table("defense", *([] if one_attack else ["attack"]), "seeds", box=None, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column("verdict", min_width=len(WEAK) // 2)
-    for name in ("accuracy", "PMM", f"naive:\n{titles}", f"informed:\n{titles}", "s"):
-        table.add_column(name, no_wrap=True)
-    for line in lines:
-        accuracy, pmm, seconds = (mean(values) for values in (_values(line.accuracies), _values(line.pmm), _seconds(line)))
-        done = [cell for cell in line.cells if not missing(cell)]
-        failed = sum(cell.failed is not None for cell in line.cells)
-        told = {name: line.informed(name) for name in measures}
-        entries = [
-            str(len(done)) + (f", [red]{failed} failed[/red]" if failed else ""),
-            verdict_of(line).words,
-            "-" if accuracy is None else f"{accuracy:.3f}",
-            "-" if pmm is None else f"{100 * pmm:.1f} %",
-            _shown({name: line.naive(name) for name in measures}, measures, line.naive),
-            _shown(told, measures, line.informed, named=True),
-            "-" if seconds is None else f"{seconds:.0f}",
-        ]
-        table.add_row(escape(line.label), *([] if one_attack else [escape("".join(line.asked))]), *entries)
+    names = ["defense", *(["attack"] if len({line.asked for line in lines if line.asked}) > 1 else []), "seeds", "verdict"]
+    figures = ["accuracy", "PMM", f"naive:\n{titles}", f"informed:\n{titles}", "s"]
+    rows = [_entries(line, measures, names) for line in lines]
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for name in names:
+        table.add_column(name, overflow="fold", min_width=len(WEAK) // 2 if name == "verdict" else len(name))
+    for place, name in enumerate(figures, len(names)):
+        widths = [cell_len(part) for text in (name, *(row[place] for row in rows)) for part in text.split("\n")]
+        table.add_column(name, no_wrap=True, min_width=max(widths))
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _entries(line: Condition, measures: dict[str, Measure], names: Sequence[str]) -> list[str]:
+    """The cells of one line; the attack only where it is among the names."""
+    accuracy, pmm, seconds = (mean(values) for values in (_values(line.accuracies), _values(line.pmm), _seconds(line)))
+    done = [cell for cell in line.cells if not missing(cell)]
+    failed = sum(cell.failed is not None for cell in line.cells)
+    return [
+        escape(line.label),
+        *([escape("".join(line.asked))] if "attack" in names else []),
+        str(len(done)) + (f", [red]{failed} failed[/red]" if failed else ""),
+        verdict_of(line).words,
+        "-" if accuracy is None else f"{accuracy:.3f}",
+        "-" if pmm is None else f"{100 * pmm:.1f} %",
+        _shown({name: line.naive(name) for name in measures}, measures, line.naive),
+        _shown({name: line.informed(name) for name in measures}, measures, line.informed, named=True),
+        "-" if seconds is None else f"{seconds:.0f}",
+    ]
 
 
 def _values(by_seed: dict[int, float]) -> list[float]:

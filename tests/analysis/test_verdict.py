@@ -75,3 +75,16 @@ def test_each_attack_is_held_against_itself_without_a_defense(tmp_path):
     assert {row["verdict"] for row in csv.DictReader(io.StringIO(summary_csv([sign.only(["weak"])])))} == {
         "not decided: the attack is too weak"
     }
+
+
+@pytest.mark.parametrize(("width", "whole"), [(70, False), (80, False), (200, True)])
+def test_a_narrow_terminal_leaves_out_measures_before_names(tmp_path, width, whole):
+    lines = [line(psnr=30.0, ssim=0.9, lpips_alex=0.01)]
+    path = make_sweep(tmp_path / "sweep", [("none", lines), ("gradient_dropout(p=0.6)", lines)])
+    console = Console(width=width, file=io.StringIO())
+    console.print(table_of(read_study(path).cells))
+    rows = [row for row in console.file.getvalue().splitlines() if row.strip()]
+    assert "".join(row.split()[0] for row in rows[-2:] if row[0] != " ").endswith("gradient_dropout(p=0.6)")
+    assert sum("30.0" in row for row in rows) == 2
+    assert any("0.010" in row for row in rows) == whole
+    assert all(len(row) <= width for row in rows)
