@@ -2,7 +2,9 @@
 
 from typing import Literal
 
+import numpy as np
 import torch
+from scipy.optimize import nnls
 from torch import Tensor
 from torch.func import functional_call
 
@@ -10,7 +12,11 @@ from adversary.base import AttackError
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Observation, Task
 
-LabelRule = Literal["sign", "min_column", "count", "count_rows", "rows", "given", "joint"]
+REFINED = 5
+"""How often counts are solved for again with the spread that they imply (Chen and Vikalo 2024)."""
+TOTAL = 1e3
+"""The weight of the equation that all counts make the batch, against those of the classes (ours)."""
+LabelRule = Literal["sign", "min_column", "count", "count_rows", "ilrg", "rows", "given", "joint"]
 
 
 def last_weight(update: Tensors, num_classes: int) -> str:
@@ -76,6 +82,42 @@ def by_count_rows(seen: Observation, gradient: Tensors, task: Task, like: Tensor
     features = _features(task, seen.params, like, last_weight(gradient, task.num_classes)).to(weight)
     factors = weight @ features if bias is None else weight @ features + bias
     return _counted(seen, task, factors / (features @ features + (bias is not None)), like)
+
+
+def by_ilrg(seen: Observation, gradient: Tensors, task: Task, like: Tensor) -> Tensor:
+    """ILRG (Ma et al. 2023): counts by the probabilities p_j that the network gives to the mean features of each class.
+
+    A row of the last layer's gradient over its bias's entry is about the mean of the features of its class, where that entry
+    is negative; elsewhere p_j is that of `like`. B gradient_c = sum_j n_j (p_j[c] - [j = c]) is solved for n >= 0 (ours).
+    """
+    if seen.num_examples == 1:
+        return by_sign(gradient, task)
+    weight, bias = last_layer(gradient, task.num_classes)
+    if bias is None:
+        raise AttackError("the last layer has no bias, so classes cannot be counted: use 'min_column' or grant the labels")
+    name = last_weight(gradient, task.num_classes)
+    layer, offset = seen.params[name], seen.params[name.removesuffix("weight") + "bias"]
+    own = ((weight / bias[:, None]) @ layer.T + offset).softmax(1)
+    usable = (bias < 0)[:, None] & own.isfinite().all(1, keepdim=True)
+    with torch.no_grad():
+        blind = functional_call(task.model, seen.params, (like,)).softmax(1).mean(0)
+    return solved(torch.where(usable, own, blind), bias, seen.num_examples)
+
+
+def solved(probability: Tensor, bias: Tensor, examples: int, spread: Tensor | None = None) -> Tensor:
+    """Counts n >= 0 that make `examples` together and explain the bias's gradient, int64 (examples,).
+
+    `probability` (classes, classes) is what the network answers to examples of each class; its variance `spread`, of the same
+    shape, weighs each equation by what the counts imply, which is solved for anew a few times.
+    """
+    mean, wanted = probability.double().cpu().numpy(), examples * bias.double().cpu().numpy()
+    counts = np.full(len(wanted), examples / len(wanted))
+    for _ in range(1 if spread is None else REFINED):
+        error = np.ones(len(wanted)) if spread is None else counts @ spread.double().cpu().numpy() + 1e-6
+        weight = 1 / np.sqrt(error)
+        rows = np.vstack([(mean.T - np.eye(len(wanted))) * weight[:, None], np.full(len(wanted), TOTAL)])
+        counts, _ = nnls(rows, np.append(wanted * weight, TOTAL * examples), maxiter=30 * len(wanted))
+    return _rounded(torch.from_numpy(counts).to(bias), examples)
 
 
 def _noise(task: Task, rng: torch.Generator, like: Tensor) -> Tensor:
@@ -163,7 +205,7 @@ def again(rule: LabelRule, seen: Observation, task: Task, x: Tensor) -> list[Ten
     return list(found.values())
 
 
-BY_LIKE = {"count": by_count, "count_rows": by_count_rows, "rows": by_rows}
+BY_LIKE = {"count": by_count, "count_rows": by_count_rows, "ilrg": by_ilrg, "rows": by_rows}
 """Rules that ask what the network makes of examples like those that it saw."""
 AGAIN = {"count": ("count",), "count_rows": ("count_rows", "count"), "rows": ("rows", "count_rows", "count")}
 """Rules that are asked again: `rows` knows no scale, so of two classes it finds one, and what a search explains decides."""

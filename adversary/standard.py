@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from adversary.base import Attack, AttackError, Facts, Guess, Informed, Other, Public
+from adversary.confidences import can_count, confidences, counted
 from adversary.evidence import Answer, Evidence, search_of
 from adversary.exact.patches import Patches
 from adversary.exact.peeling import Peeling
@@ -136,15 +137,23 @@ class Standard(Attack):
 
     def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
         """What its members learn, the mean image of each class, and how much public examples vary."""
+        known = {"public": torch.tensor(len(public.x)), **self._taught(task, seen, public, rng)}
+        if self._counts(seen, task):
+            known |= confidences(task, seen.params, public)
         if isinstance(task.space, Tokens):
-            return {"public": torch.tensor(len(public.x)), **self._taught(task, seen, public, rng)}
+            return known
         means = [
             public.x[chosen].mean(0) if bool((chosen := public.y == label).any()) else public.x.mean(0)
             for label in range(task.num_classes)
         ]
         variation = _variation(public.x[:, None])
-        found = {"means": torch.stack(means), "variation": variation.quantile(0.99), "public": torch.tensor(len(public.x))}
-        return found | self._taught(task, seen, public, rng)
+        return {"means": torch.stack(means), "variation": variation.quantile(0.99), **known}
+
+    def _counts(self, seen: Observation, task: Task) -> bool:
+        """Whether classes can be counted by what the network answers to public examples: nobody has scaled the update."""
+        known = seen.knowledge
+        asked = self.labels == "count" and seen.num_examples > 1 and known.defense is None and known.lengths is None
+        return asked and can_count(seen, task)
 
     def _taught(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
         """What its members learn."""
@@ -169,6 +178,10 @@ class Standard(Attack):
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Ask one member after the other about the targets that nobody has explained yet."""
+        if self.labels == "count" and "confidence" in self.learned:
+            told = [replace(one, knowledge=replace(one.knowledge, labels=counted(one, task, self.learned))) for one in seen]
+            learned = {name: value for name, value in self.learned.items() if name not in ("confidence", "spread")}
+            return replace(self, labels="given").taught(learned).run(told, task, streams)
         until, cut = time.monotonic() + 60 * self.minutes * len(seen), list[str]()
         members = self.members(seen[0], task, int(self.learned.get("public", 0)))
         evidence = [Evidence.known_to(members.values(), one, task) for one in seen]

@@ -7,7 +7,10 @@ import torch
 from torch import nn
 
 from adversary import AttackError
+from adversary.base import Public
+from adversary.confidences import can_count, confidences, counted
 from adversary.labels import _features, as_gradient, by_min_column, by_sign, infer, last_layer, last_weight
+from adversary.standard import Standard
 from fl_app.core.local import LocalRule
 from fl_app.core.observation import Knowledge, Observation, Task
 from fl_app.core.space import Images
@@ -32,13 +35,14 @@ def inferred(rule, one, task):
     return infer(rule, one, task, torch.Generator().manual_seed(0)).tolist()
 
 
+@pytest.mark.parametrize("rule", ["count", "ilrg"])
 @pytest.mark.parametrize("counts", [COUNTS, (1, 1, 1, 1), (0, 0, 8, 0), (2, 0, 0, 6)])
-def test_classes_are_counted(counts):
+def test_classes_are_counted(counts, rule):
     one, task = scene(counts)
-    assert inferred("count", one, task) == [label for label, number in enumerate(counts) for _ in range(number)]
+    assert inferred(rule, one, task) == [label for label, number in enumerate(counts) for _ in range(number)]
 
 
-@pytest.mark.parametrize("rule", ["count", "count_rows", "rows"])
+@pytest.mark.parametrize("rule", ["count", "count_rows", "ilrg", "rows"])
 def test_where_no_class_seems_to_be_there_any_answer_has_as_many(rule):
     one, task = scene()
     nowhere = dataclasses.replace(one, update={name: torch.full_like(value, 9.0) for name, value in one.update.items()})
@@ -146,3 +150,61 @@ def test_labels_that_cannot_be_had_are_refused():
         inferred("count", scene(bias=False)[0], scene(bias=False)[1])
     told = dataclasses.replace(one, knowledge=Knowledge(labels=torch.tensor([3, 1])))
     assert inferred("given", told, task) == [3, 1]
+
+
+def separated(counts, seed=0):
+    """A network that tells classes apart by features of their own, and the true gradient of so many examples of each."""
+    y = torch.repeat_interleave(torch.arange(CLASSES), torch.tensor(counts))
+    x = nn.functional.one_hot(y, 9) + 0.05 * torch.rand(len(y), 9, generator=torch.Generator().manual_seed(seed))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, CLASSES))
+    params = {"1.weight": 3 * torch.eye(CLASSES, 9), "1.bias": torch.zeros(CLASSES)}
+    images = x.view(-1, 1, 3, 3)
+    update = torch.func.grad(lambda p: nn.functional.cross_entropy(torch.func.functional_call(model, p, (images,)), y))(params)
+    one = Observation(params=params, update=update, rule=LocalRule(batch_size=len(y)), num_examples=len(y), server_round=1)
+    return one, Task(model, Images((1, 3, 3)), CLASSES), Public(images, y)
+
+
+def test_the_features_that_enter_tell_what_the_network_makes_of_them():
+    """Features far from those of noise: rows over their bias are these features, and their probabilities the true ones."""
+    one, task = scene()
+    features, layer = torch.full((9,), 3.0), torch.tensor([0.04, 0.04, -0.04, 0.04])[:, None].expand(-1, 9)
+    p = (layer @ features).softmax(0)
+    factors = p - torch.tensor(COUNTS) / sum(COUNTS)
+    params = {"1.weight": layer, "1.bias": torch.zeros(CLASSES)}
+    one = dataclasses.replace(one, params=params, update={"1.weight": factors[:, None] * features, "1.bias": factors})
+    true = [label for label, number in enumerate(COUNTS) for _ in range(number)]
+    assert inferred("ilrg", one, task) == true
+    assert inferred("count", one, task) != true
+
+
+def test_public_examples_tell_what_the_network_makes_of_a_class():
+    one, task, _ = separated((2, 9, 0, 5))
+    _, _, public = separated((20, 20, 20, 20), seed=1)
+    known = confidences(task, one.params, public)
+    assert known["confidence"].shape == known["spread"].shape == (CLASSES, CLASSES)
+    torch.testing.assert_close(known["confidence"].sum(1), torch.ones(CLASSES))
+    assert counted(one, task, known).tolist() == [0] * 2 + [1] * 9 + [3] * 5
+    twice = {name: value * 2 for name, value in one.update.items()}  # as an update of local steps, on their scale
+    local = dataclasses.replace(
+        one, update={k: -v for k, v in twice.items()}, rule=LocalRule(kind="delta", lr=1.0, steps=2, batch_size=8)
+    )
+    assert counted(local, task, known).tolist() == [0] * 2 + [1] * 9 + [3] * 5
+
+
+def test_without_a_bias_nothing_is_counted_by_answers():
+    one, task = scene(bias=False)
+    assert not can_count(one, task)
+    with pytest.raises(AttackError, match="no bias"):
+        infer("ilrg", one, task, torch.Generator())
+
+
+def test_standard_counts_by_public_examples_unless_a_defense_may_have_scaled_the_update():
+    one, task, _ = separated((2, 2, 0, 1))
+    _, _, public = separated((20, 20, 20, 20), seed=1)
+    rng = torch.Generator().manual_seed(0)
+    attack = Standard(minutes=0.05)
+    taught = attack.taught(attack.learn(task, one, public, rng))
+    assert sorted(taught.run([one], task, [rng]).y[0].tolist()) == [0, 0, 1, 1, 3]
+    told = dataclasses.replace(one, knowledge=Knowledge(defense="dp_sgd"))
+    assert "confidence" not in attack.learn(task, told, public, rng)
+    assert "confidence" not in dataclasses.replace(attack, labels="rows").learn(task, one, public, rng)
