@@ -1,5 +1,6 @@
 """Fine-tuning a decoder against a critic, so that what it draws looks sharp."""
 
+import itertools
 from collections.abc import Callable
 from copy import deepcopy
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ class Critic(nn.Module):
     def __init__(self, design: Design) -> None:
         super().__init__()
         channels = (design.shape[0], *FILTERS)
-        pairs = zip(channels[:-1], channels[1:], strict=True)
+        pairs = itertools.pairwise(channels)
         self.convs = nn.ModuleList(spectral_norm(nn.Conv2d(before, after, 4, 2, 1)) for before, after in pairs)
         self.real = spectral_norm(nn.Linear(FILTERS[-1], 1))
         self.of_class = nn.Linear(design.classes, FILTERS[-1], bias=False) if design.classes else None

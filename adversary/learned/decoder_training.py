@@ -1,5 +1,6 @@
 """Generators learned from public images: the decoder of a class-conditional VAE, and what it can draw at best."""
 
+import itertools
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Encoder(nn.Module):
     def __init__(self, design: Design) -> None:
         super().__init__()
         channels = (design.shape[0], *FILTERS)
-        pairs = zip(channels[:-1], channels[1:], strict=True)
+        pairs = itertools.pairwise(channels)
         self.convs = nn.ModuleList(nn.Conv2d(before, after, 4, stride=2, padding=1) for before, after in pairs)
         height, width = (side // 2 ** len(FILTERS) for side in design.shape[1:])
         self.last = nn.Linear(FILTERS[-1] * max(1, height) * max(1, width) + design.classes, 2 * design.latent)

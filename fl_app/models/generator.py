@@ -1,5 +1,6 @@
 """Images out of short codes: a decoder in stages, which can be entered at any of its feature maps."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -54,7 +55,7 @@ class Generator(nn.Module):
         channels = [design.width * 2 ** (len(sizes) - 1 - i) for i in range(len(sizes))]
         self.start = (channels[0], *sizes[0])
         self.first = nn.Linear(design.latent + design.classes, channels[0] * sizes[0][0] * sizes[0][1])
-        pairs = zip(channels[:-1], channels[1:], strict=True)
+        pairs = itertools.pairwise(channels)
         self.blocks = nn.ModuleList(nn.Conv2d(before, after, 3, padding=1) for before, after in pairs)
         self.last = nn.Conv2d(channels[-1], colours, 3, padding=1)
 
