@@ -16,7 +16,7 @@ from fl_app.core.local import Tensors
 from fl_app.core.observation import Task
 from fl_app.models.generator import Design, Generator, design_of
 
-OWN = GeneratorTraining(steps=250, batch_size=64)
+OWN = GeneratorTraining(steps=150, batch_size=64)
 """Of a small generator that is learned on the spot, where none is named (ours)."""
 
 
