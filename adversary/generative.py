@@ -80,7 +80,8 @@ class GGL(InGenerator):
     """Candidates in a generation of CMA-ES."""
     seeds: Count = 4
     """Codes that Adam searches side by side: the paper's four trials."""
-    kl: Weight = 1.0  # the paper's 0.1 counts beside a mean over tensors; ours is a sum, of about ten
+    kl: Weight = 1.0
+    """Of the codes' divergence from N(0, 1); the paper's 0.1 counts beside a mean over tensors, and ours is a sum, of about ten."""
 
     def matching(self) -> Matching:
         """L2 under Adam or CMA-ES."""
@@ -138,6 +139,7 @@ class GIFD(InGenerator):
     iterations: Count = 500  # the paper's 1,000, in each stage
     lr: Rate = 0.1
     kl: Weight = 0.1
+    """Of the codes' divergence from N(0, 1)."""
     tv: Weight = 1e-4
     radius: Annotated[float, Field(gt=0)] = 0.05
     """Of the L1 ball, for each entry of a map."""

@@ -15,6 +15,7 @@ from fl_app.attacking.attackers import sessions_of
 from fl_app.attacking.session import Session
 from fl_app.attacking.worker import InlineWorker
 from fl_app.data.splits import split
+from fl_app.engines.watcher import Watcher
 from fl_app.experiment.config import Experiment
 
 FEW = GeneratorTraining(steps=3, batch_size=8)
@@ -84,7 +85,7 @@ def test_a_generator_that_learned_from_clients_of_a_run_is_refused(small, few):
 
 
 def test_a_run_names_the_generator_that_it_had_made_and_says_that_it_is_public(small, few):
-    run = engines.run(Experiment(**{**small.model_dump(), "capture": "1", "rounds": 1, "batch_size": 1}), "inline", Quiet())
+    run = engines.run(Experiment(**{**small.model_dump(), "capture": "1", "rounds": 1, "batch_size": 1}), "inline", Watcher())
     session = Session(run, "ggl(iterations=2, seeds=1)", (), InlineWorker(), threads=1)
     name = generator_of(session.built)
     assert generators.NAME.fullmatch(name)
