@@ -45,6 +45,8 @@ class Matching(Attack):
     """Further searches over other spaces, one after the other, each from what the last one found."""
     seeds: Count = 1
     """Reconstructions of a target that are searched side by side."""
+    pooled: bool = False
+    """Go on, in the next phase, from the mean of all seeds instead of the best (ours)."""
     recounts: Annotated[int, Field(ge=0, le=100)] = 0
     """How often classes are counted again by what was found (ours); where they are others, they are searched for once more."""
     rounds: Count = 1
@@ -145,7 +147,8 @@ class Matching(Attack):
         problem = Problem(self, targets, task, streams, classes)
         best = found = problem.solve()
         for phase in self.phases:
-            search = replace(self, space=phase.space, optimizer=phase.optimizer, phases=(), seeds=1).taught(self.learned)
+            search = replace(self, space=phase.space, optimizer=phase.optimizer, phases=(), seeds=1, pooled=False)
+            search = search.taught(self.learned)
             problem, before = Problem(search, targets, task, streams, classes), problem
             found = problem.after(before, found).solve()
             best = found.where_better(best)
