@@ -81,7 +81,7 @@ class GGL(InGenerator):
     seeds: Count = 4
     """Codes that Adam searches side by side: the paper's four trials."""
     kl: Weight = 1.0
-    """Of the codes' divergence from N(0, 1); the paper's 0.1 counts beside a mean over tensors, and ours is a sum, of about ten."""
+    """Of the codes' divergence from N(0, 1): the paper's 0.1 stands beside a mean over tensors, and ours is a sum of ten."""
 
     def matching(self) -> Matching:
         """L2 under Adam or CMA-ES."""
