@@ -149,7 +149,10 @@ class Problem:
         return flat.view(targets, seeds, *flat.shape[1:])
 
     def gradients(self, variables: Tensors) -> tuple[Tensor, Tensors]:
-        """(the losses, their gradients by all that is searched for)."""
+        """(the losses, their gradients by all that is searched for; none where the optimiser needs none)."""
+        if not self.attack.optimizer.needs_gradients:
+            with torch.no_grad():
+                return self.losses(variables), {}
         if self._compiled is not None:
             with torch.no_grad():
                 grads, (_, loss) = self._compiled(variables)

@@ -6,7 +6,10 @@ from adversary.spaces.base import Parametrisation, Variables
 from adversary.spaces.blended import Blended
 from adversary.spaces.cells import Cells
 from adversary.spaces.epochs import Epochs
+from adversary.spaces.feature_maps import FeatureMaps
 from adversary.spaces.gaussian import ClassGaussian
+from adversary.spaces.generator_weights import GeneratorWeights
+from adversary.spaces.latent import Latent
 from adversary.spaces.pixels import Pixels
 from adversary.spaces.untrained import Untrained
 from adversary.spaces.words import Words
@@ -16,6 +19,9 @@ SPACES: dict[str, Callable[..., Parametrisation]] = {
     "cells": Cells,
     "class_gaussian": ClassGaussian,
     "epochs": Epochs,
+    "feature_maps": FeatureMaps,
+    "generator_weights": GeneratorWeights,
+    "latent": Latent,
     "pixels": Pixels,
     "untrained": Untrained,
     "words": Words,
@@ -27,6 +33,9 @@ __all__ = [
     "Cells",
     "ClassGaussian",
     "Epochs",
+    "FeatureMaps",
+    "GeneratorWeights",
+    "Latent",
     "Parametrisation",
     "Pixels",
     "Untrained",
