@@ -47,6 +47,10 @@ class _Pixels(Free):
     def inputs(self, z: Tensors) -> Tensor:
         return self.mean + self.std * z["x"]
 
+    def continued(self, z: Tensors, before: Variables) -> Tensors:
+        """The images that were found."""
+        return {"x": (before.inputs(z) - self.mean) / self.std}
+
     def project(self, z: Tensors) -> Tensors:
         return {"x": (self.space.hull(self.inputs(z)) - self.mean) / self.std} if self.settings.boxed else z
 
