@@ -61,7 +61,7 @@ def squares(name: str, size: int) -> Tensor:
     return torch.stack(found).round().to(torch.uint8)
 
 
-def photos(*, size: Annotated[int, Field(ge=16, le=256)] = 256) -> Recipe:
+def square_photos(*, size: Annotated[int, Field(ge=16, le=256)] = 256) -> Recipe:
     """Squares of 14 real photos, colour, 4 subjects; no photo of the clients is in the test part, which is public."""
 
     def read(_: Path) -> Arrays:
