@@ -211,9 +211,11 @@ class ROG(Preset):
     """
 
     factor: Factor = 4
+    """Pixels on a side that are one of the small image."""
     lr: Rate = 0.05
     iterations: Count = 100
     release: Count = 50  # ours
+    """Further steps, over all pixels."""
 
     def matching(self) -> Matching:
         """L2 over small images, then over pixels."""

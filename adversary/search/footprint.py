@@ -24,7 +24,7 @@ class Live(TorchDispatchMode):
     """Counts the bytes of all tensors that are made inside, as long as they are alive: `peak` is the most at any time."""
 
     def __init__(self, most: float) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now, self.peak, self._most = 0, 0, most
         self._known: set[int] = set()
 

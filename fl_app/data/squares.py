@@ -41,7 +41,8 @@ def photo(name: str) -> Tensor:
     if name in ("china", "flower"):
         found = load_sample_image(f"{name}.jpg")
     else:
-        found = data.stereo_motorcycle()[0] if name == "motorcycle" else getattr(data, name)()
+        found = getattr(data, {"motorcycle": "stereo_motorcycle"}.get(name, name))()
+        found = found[0] if name == "motorcycle" else found  # the left of two
     image = torch.from_numpy(found.copy())
     return (image[..., None].expand(-1, -1, 3) if image.ndim == 2 else image[..., :3]).permute(2, 0, 1).contiguous()
 

@@ -11,6 +11,7 @@ from fl_app.core.local import Tensors
 from fl_app.models.bow import bow
 from fl_app.models.convnet import convnet
 from fl_app.models.fronts import FRONTS
+from fl_app.models.imagenet import resnet50
 from fl_app.models.latent import latent_net
 from fl_app.models.layers import Normalize
 from fl_app.models.lenet import lenet, lenet5
@@ -18,7 +19,6 @@ from fl_app.models.linear import linear
 from fl_app.models.minilm import minilm
 from fl_app.models.mlp import mlp
 from fl_app.models.resnet import resnet10, resnet18, resnet34
-from fl_app.models.resnet50 import resnet50
 from fl_app.models.text import bert, gpt
 from fl_app.models.vit import vit
 

