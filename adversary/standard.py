@@ -123,7 +123,7 @@ class Standard(Attack):
         smooth = not any(isinstance(layer, KINKED) for layer in task.model.modules())
         strongest: dict[str, Attack] = {
             "gauss_newton": GaussNewton(labels=self.labels),
-            "ci_net_lbfgs": CINetLBFGS(labels=self.labels, iterations=400),
+            "ci_net_lbfgs": CINetLBFGS(labels=self.labels),
         }
         return {
             "lbfgs": CosineLBFGS(labels=self.labels, iterations=500),

@@ -17,6 +17,8 @@ class Found(NamedTuple):
     guess: Guess
     variables: Tensors
     distance: Tensor
+    every: Tensors | None = None
+    """The variables of all seeds (targets, seeds, ...), where the next search starts from what they have in common."""
 
     def where_better(self, other: Self) -> Self:
         """What explains the update better of each target, or as well; the variables stay this search's own."""

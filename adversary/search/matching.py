@@ -54,6 +54,8 @@ class Matching(Attack):
 
     FedLeak's gradient regularisation (Fan et al. 2025); for adam, as a line search is misled by it.
     """
+    pooled: bool = False
+    """Go on, in the next phase, from the mean of all seeds instead of the best (ours)."""
     recounts: Annotated[int, Field(ge=0, le=100)] = 0
     """How often classes are counted again by what was found (ours); where they are others, they are searched for once more."""
     rounds: Count = 1
@@ -155,7 +157,8 @@ class Matching(Attack):
         problem = Problem(self, targets, task, streams, classes)
         best = found = problem.solve()
         for phase in self.phases:
-            search = replace(self, space=phase.space, optimizer=phase.optimizer, phases=(), seeds=1).taught(self.learned)
+            search = replace(self, space=phase.space, optimizer=phase.optimizer, phases=(), seeds=1, pooled=False)
+            search = search.taught(self.learned)
             problem, before = Problem(search, targets, task, streams, classes), problem
             found = problem.after(before, found).solve()
             best = found.where_better(best)

@@ -75,7 +75,7 @@ class Problem:
             raise AttackError(f"{text_of(self.attack.space, {})} cannot start from another space: it is no phase")
         kept = {name: value for name, value in found.variables.items() if name not in of_space(found.variables)}
         with torch.no_grad():
-            self._start = {**self.space.continued(of_space(found.variables), before.space), **kept}
+            self._start = {**self.space.continued(of_space(found.every or found.variables), before.space), **kept}
         return self
 
     def footprint(self) -> int:
@@ -244,7 +244,7 @@ class Problem:
         chosen = {name: value[pick][:, None] for name, value in at.best.items()}
         y = chosen[LABELS][:, 0].argmax(-1) if self.classes is None else self.classes
         guess = Guess(self.space.answer(of_space(chosen))[:, 0], y.clone(), at.best_loss[pick])
-        return Found(guess, chosen, at.distance[pick])
+        return Found(guess, chosen, at.distance[pick], at.best if self.attack.pooled else None)
 
     def _iterate(self, at: Attempt) -> None:
         """Evaluate the variables, remember the best, move them; the attempt is over if all targets are found."""

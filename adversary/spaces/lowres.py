@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from adversary.base import AttackError
 from adversary.spaces.base import Free, Parametrisation, Variables
+from adversary.spaces.pairing import paired_means
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Task
 
@@ -32,11 +33,12 @@ class LowResolution(Parametrisation):
         """The small images of a task."""
         if len(task.space.shape) != 3:
             raise AttackError("the space lowres enlarges images of (channels, height, width), and these examples are none")
-        return _Small(self, task)
+        return _Small(self, task, classes)
 
 
 class _Small(Free):
-    def __init__(self, settings: LowResolution, task: Task) -> None:
+    def __init__(self, settings: LowResolution, task: Task, classes: Tensor | None) -> None:
+        self.classes = classes
         self.settings, self.space = settings, task.space
         self.colours, *self.size = task.space.shape
         self.small = [ceil(side / settings.factor) for side in self.size]
@@ -46,8 +48,8 @@ class _Small(Free):
         return {"v": v if self.settings.init == "uniform" else 0.5 + 0.04 * (v - 0.5)}
 
     def continued(self, z: Tensors, before: Variables) -> Tensors:
-        """The images that were found, made small by the mean over the pixels that one stands for."""
-        x = before.inputs(z)
+        """The images that were found, of several seeds their mean, made small by the mean of pixels."""
+        x = paired_means(before.inputs(z), self.classes)[:, None]
         return {"v": F.interpolate(x.flatten(0, 2), size=self.small, mode="area").view(*x.shape[:4], *self.small)}
 
     def inputs(self, z: Tensors) -> Tensor:

@@ -123,3 +123,26 @@ def test_where_better_takes_targets_by_what_is_unexplained():
     assert one.guess.x.flatten().tolist() == [1.0, 2.0]
     assert one.distance.tolist() == pytest.approx([0.1, 0.3])
     assert one.variables["z"].flatten().tolist() == [1.0, 1.0]  # the next search goes on from the last one
+
+
+def test_the_mean_of_all_seeds_goes_on_in_one_order():
+    z = torch.rand(2, 3, 4, 1, 2, 2, generator=torch.Generator().manual_seed(5))
+    order = torch.tensor([2, 0, 3, 1])
+    z[:, 1], z[:, 2] = z[:, 0][:, order] + 0.01, z[:, 0].flip(1) - 0.04
+    images = Pixels(boxed=False).bind(TASK)
+    x = images.continued({"x": z}, images)["x"]
+    assert x.shape == (2, 1, 4, 1, 2, 2)
+    torch.testing.assert_close(x[:, 0], z[:, 0] - 0.01)
+    apart = Pixels(boxed=False).bind(TASK, classes=torch.tensor([[0, 1, 2, 0]]).expand(2, -1))
+    assert not torch.allclose(apart.continued({"x": z}, images)["x"][:, 0], z[:, 0] - 0.01, atol=1e-3)
+
+
+def test_pooled_seeds_are_refined_together():
+    settings = {"space": Pixels(boxed=False), "optimizer": Adam(iterations=5), "seeds": 3}
+    phase = Phase(space=Pixels(boxed=False), optimizer=Adam(iterations=1))
+    pooled = ran(**settings, phases=(phase,), pooled=True)
+    single = ran(**settings)
+    assert pooled.x.shape == single.x.shape
+    assert (pooled.loss <= single.loss).all()  # where the mean explains less, the best seed answers
+    longer = Phase(space=Pixels(boxed=False), optimizer=LBFGS(iterations=40))
+    assert (ran(**settings, phases=(longer,), pooled=True).loss < single.loss).all()

@@ -25,8 +25,9 @@ SEARCHES = {
     "ci_net(lr=0.2, iterations=9, seeds=3, channels=5, labels='rows', compiled=True)": "objective=cosine, "
     "space=untrained(channels=5), labels='rows', optimizer=adam(iterations=9, lr=0.2, signed=True), seeds=3, at_once=16, "
     "compiled=True",
-    "ci_net_lbfgs": "objective=cosine, space=untrained, optimizer=lbfgs(iterations=600), at_once=16",
-    "ci_net_lbfgs(iterations=9, seeds=3, tries=4, channels=5, labels='rows', compiled=True)": "objective=cosine, "
+    "ci_net_lbfgs": "objective=cosine, space=untrained, optimizer=lbfgs(iterations=250), "
+    "phases=[phase(space=pixels(boxed=False), optimizer=lbfgs(iterations=150))], seeds=4, pooled=True, at_once=16",
+    "ci_net_lbfgs(iterations=9, seeds=3, tries=4, refined=0, channels=5, labels='rows', compiled=True)": "objective=cosine, "
     "space=untrained(channels=5), labels='rows', optimizer=lbfgs(iterations=9), seeds=3, tries=4, at_once=16, compiled=True",
     "gauss_newton": "objective=relative, space=pixels(init='grey', boxed=False), priors=[tv(weight=0.0001), box(weight=1.0)], "
     "optimizer=gauss_newton(solved=1e-07)",
