@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adversary.search.cma_es import CMASteps
 from adversary.search.gauss_newton import BatchedGaussNewton
-from adversary.search.lbfgs import BatchedLBFGS
+from adversary.search.lbfgs import HISTORY_LENGTH, BatchedLBFGS
 from adversary.search.variables import joined, parted
 from fl_app.core.local import Tensors
 from fl_app.core.spec import Checked
@@ -70,6 +70,11 @@ class Optimizer(Checked, ABC):
         return float(self.iterations)
 
     @property
+    def remembers(self) -> int:
+        """How many numbers it keeps for each variable, from step to step."""
+        return 2
+
+    @property
     def survives(self) -> bool:
         """Whether its steps recover by themselves from a loss that is not finite."""
         return False
@@ -100,6 +105,11 @@ class LBFGS(Optimizer):
     def start(self, residuals: Residuals) -> Steps:
         """The history of L-BFGS."""
         return LBFGSSteps(self.lr)
+
+    @property
+    def remembers(self) -> int:
+        """Its history of steps and changes."""
+        return 2 * HISTORY_LENGTH
 
     @property
     def survives(self) -> bool:

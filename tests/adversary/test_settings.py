@@ -12,7 +12,7 @@ from adversary import objectives, priors
 from adversary.objectives import L2
 from adversary.search import observers
 from adversary.search.optimizers import OPTIMIZERS
-from adversary.spaces import SPACES
+from adversary.spaces import SPACES, Pixels
 from helpers.paths import ROOT
 
 REGISTRIES = {
@@ -26,7 +26,7 @@ REGISTRIES = {
 }
 TABLE = [line.split(" ", 2) for line in (ROOT / "tests" / "golden" / "settings.txt").read_text().splitlines()]
 NEEDED = {"alpha": 0.4, "bits": 2, "epochs": 2, "eps": 1.0, "layers": (), "number": 2, "objective": L2(), "p": 0.5}
-NEEDED |= {"column": "kind", "value": "a", "rho": 1.0, "scale": 0.1, "sigma": 0.5, "weight": 1.0}
+NEEDED |= {"space": Pixels(), "column": "kind", "value": "a", "rho": 1.0, "scale": 0.1, "sigma": 0.5, "weight": 1.0}
 NAMED = sorted((kind, name) for kind, found in REGISTRIES.items() for name in found)
 
 
