@@ -15,6 +15,7 @@ from adversary.exact.peeling import Peeling
 from adversary.exact.readout import ReadOut
 from adversary.exact.spear import Spear
 from adversary.exact.traps import TrapsReadout
+from adversary.generative import GGL, GIAS, GIFD
 from adversary.inference.alignment import Alignment
 from adversary.inference.attribute import Attribute
 from adversary.inference.labels import LabelDistribution
@@ -62,6 +63,9 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "epochwise": Epochwise,
     "fishing": FishingReadout,
     "gauss_newton": GaussNewton,
+    "ggl": GGL,
+    "gias": GIAS,
+    "gifd": GIFD,
     "grad_inversion": GradInversion,
     "idlg": IDLG,
     "imprint": ImprintReadout,

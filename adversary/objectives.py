@@ -265,10 +265,11 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
 
 def registered() -> Registry[Objective]:
     """All objectives, those of text and of informed attackers included."""
+    from adversary.adapted import Adapted
     from adversary.informed import pieces
     from adversary.text import objectives as text
 
-    return {**OBJECTIVES, **text.OBJECTIVES, **pieces.OBJECTIVES}
+    return {**OBJECTIVES, "adapted": Adapted, **text.OBJECTIVES, **pieces.OBJECTIVES}
 
 
 def squared_l2(dummy: Tensors, seen: Tensors) -> Tensor:

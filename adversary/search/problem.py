@@ -177,7 +177,13 @@ class Problem:
         return flat.view(targets, seeds, *flat.shape[1:])
 
     def gradients(self, variables: Tensors) -> tuple[Tensor, Tensors]:
-        """(the losses, the slopes to follow): their gradients by all that is searched for, and a share of those further up."""
+        """(the losses, the slopes to follow): their gradients by all that is searched for, and a share of those further up.
+
+        An optimiser that needs no gradients gets none.
+        """
+        if not self.attack.optimizer.needs_gradients:
+            with torch.no_grad():
+                return self.losses(variables), {}
         loss, grads = self._slopes(variables)
         share, distance = self.attack.further, self._distance
         if not share:

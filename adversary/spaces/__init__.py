@@ -7,7 +7,10 @@ from adversary.spaces.blended import Blended
 from adversary.spaces.cells import Cells
 from adversary.spaces.contrast import Contrast
 from adversary.spaces.epochs import Epochs
+from adversary.spaces.feature_maps import FeatureMaps
 from adversary.spaces.gaussian import ClassGaussian
+from adversary.spaces.generator_weights import GeneratorWeights
+from adversary.spaces.latent import Latent
 from adversary.spaces.lowres import LowResolution
 from adversary.spaces.pixels import Pixels
 from adversary.spaces.untrained import Untrained
@@ -19,6 +22,9 @@ SPACES: dict[str, Callable[..., Parametrisation]] = {
     "class_gaussian": ClassGaussian,
     "contrast": Contrast,
     "epochs": Epochs,
+    "feature_maps": FeatureMaps,
+    "generator_weights": GeneratorWeights,
+    "latent": Latent,
     "lowres": LowResolution,
     "pixels": Pixels,
     "untrained": Untrained,
@@ -32,6 +38,9 @@ __all__ = [
     "ClassGaussian",
     "Contrast",
     "Epochs",
+    "FeatureMaps",
+    "GeneratorWeights",
+    "Latent",
     "LowResolution",
     "Parametrisation",
     "Pixels",
