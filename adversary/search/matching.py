@@ -47,13 +47,6 @@ class Matching(Attack):
     """Further searches over other spaces, one after the other, each from what the last one found."""
     seeds: Count = 1
     """Reconstructions of a target that are searched side by side."""
-    tries: Count = 1
-    """Draws of which the search starts from the one with the least loss: a forward pass each (GI-NAS's trick)."""
-    further: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the slope that is taken a step of length one further up, which prefers flat places; twice the work.
-
-    FedLeak's gradient regularisation (Fan et al. 2025); for adam, as a line search is misled by it.
-    """
     pooled: bool = False
     """Go on, in the next phase, from the mean of all seeds instead of the best (ours)."""
     recounts: Annotated[int, Field(ge=0, le=100)] = 0
@@ -100,8 +93,7 @@ class Matching(Attack):
     def cost(self, examples: int, rule: LocalRule) -> float:
         """Iterations times attempts times examples."""
         work = self.optimizer.work * self.optimizer.restarts * self.seeds + sum(one.optimizer.work for one in self.phases)
-        work += self.tries * self.seeds * bool(self.tries - 1)  # a forward pass and a gradient each
-        work *= (1 + self.space.generative) * (1 + bool(self.further))
+        work *= 1 + self.space.generative
         return float(work * examples * (rule.steps if all(one.unrolls for one in self.observers) else 1))
 
     def shortened(self, iterations: int) -> "Matching":
