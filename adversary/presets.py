@@ -285,7 +285,6 @@ class OverNetworks(Preset):
             optimizer=self.optimizer(),
             phases=self.phases(),
             seeds=self.seeds,
-            tries=self.tries,
             at_once=16,  # each has a network of its own
             compiled=self.compiled,
         )
@@ -308,7 +307,7 @@ class CINet(OverNetworks):
 
     def optimizer(self) -> Optimizer:
         """Adam on the sign of the gradient."""
-        return Adam(iterations=self.iterations, lr=self.lr, signed=True)
+        return Adam(iterations=self.iterations, lr=self.lr, signed=True, tries=self.tries)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +325,7 @@ class CINetLBFGS(OverNetworks):
 
     def optimizer(self) -> Optimizer:
         """L-BFGS."""
-        return LBFGS(iterations=self.iterations)
+        return LBFGS(iterations=self.iterations, tries=self.tries)
 
     def phases(self) -> tuple[Phase, ...]:
         """Pixels."""

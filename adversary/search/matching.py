@@ -47,8 +47,6 @@ class Matching(Attack):
     """Further searches over other spaces, one after the other, each from what the last one found."""
     seeds: Count = 1
     """Reconstructions of a target that are searched side by side."""
-    tries: Count = 1
-    """Draws of which the search starts from the one with the least loss: a forward pass each (GI-NAS's trick)."""
     recounts: Annotated[int, Field(ge=0, le=100)] = 0
     """How often classes are counted again by what was found (ours); where they are others, they are searched for once more."""
     rounds: Count = 1
@@ -93,7 +91,6 @@ class Matching(Attack):
     def cost(self, examples: int, rule: LocalRule) -> float:
         """Iterations times attempts times examples."""
         work = self.optimizer.work * self.optimizer.restarts * self.seeds + sum(one.optimizer.work for one in self.phases)
-        work += self.tries * self.seeds * bool(self.tries - 1)  # a forward pass and a gradient each
         work *= 1 + self.space.generative
         return float(work * examples * (rule.steps if all(one.unrolls for one in self.observers) else 1))
 

@@ -57,6 +57,9 @@ class Optimizer(Checked, ABC):
     """Attempts per target; only targets whose loss is not below `solved` are tried again."""
     solved: Annotated[float, Field(ge=0)] = 0.0
     """The loss, without priors, below which a target counts as found; 0: never."""
+    tries: Count = 1
+    """Draws of which an attempt starts from that with the least loss: a forward pass and a gradient each (GI-NAS's trick)."""
+    further: ClassVar[float] = 0.0
     needs_gradients: ClassVar[bool] = True
     """Whether its steps follow gradients; without, only losses are computed."""
 
@@ -67,17 +70,12 @@ class Optimizer(Checked, ABC):
     @property
     def work(self) -> float:
         """About how many gradients of a reconstruction one attempt takes."""
-        return float(self.iterations)
+        return float(self.iterations + (self.tries if self.tries > 1 else 0))
 
     @property
     def remembers(self) -> int:
         """How many numbers it keeps for each variable, from step to step."""
         return 2
-
-    @property
-    def ahead(self) -> float:
-        """The share of the slope that it wants from further up."""
-        return 0.0
 
     @property
     def survives(self) -> bool:
@@ -95,21 +93,13 @@ class Adam(Optimizer):
     """Divide the rate by 10 after 3/8, 5/8 and 7/8 of the iterations."""
     fall: Annotated[float, Field(gt=0, le=1)] = 1.0
     """What the rate is multiplied by after each fortieth of the iterations (LAMP)."""
-    further: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the slope that is taken a step of length one further up, which prefers flat places; twice the work.
-
-    FedLeak's gradient regularisation (Fan et al. 2025).
-    """
-
-    @property
-    def ahead(self) -> float:
-        """As it is set to."""
-        return self.further
+    further: Annotated[float, Field(ge=0, lt=1)] = 0.0  # type: ignore[misc]
+    """Share of the slope that is taken a step of length one further up, at twice the work (Fan et al. 2025, FedLeak)."""
 
     @property
     def work(self) -> float:
-        """Each slope further up is one more."""
-        return super().work * (1 + bool(self.further))
+        """Slopes further up are gradients, too."""
+        return super().work * (2 if self.further else 1)
 
     def start(self, residuals: Residuals) -> Steps:
         """Adam's moments."""

@@ -94,11 +94,11 @@ class Problem:
         if self._start:
             return {name: value.clone() for name, value in self._start.items()}
         best = self._drawn()
-        if self.attack.tries == 1:
+        if self.attack.optimizer.tries == 1:
             return best
         with torch.no_grad():
             least = self.losses(best)
-            for _ in range(self.attack.tries - 1):
+            for _ in range(self.attack.optimizer.tries - 1):
                 other = self._drawn()
                 loss = self.losses(other)
                 better = loss < least
@@ -185,7 +185,7 @@ class Problem:
             with torch.no_grad():
                 return self.losses(variables), {}
         loss, grads = self._slopes(variables)
-        share, distance = self.attack.optimizer.ahead, self._distance
+        share, distance = self.attack.optimizer.further, self._distance
         if not share:
             return loss, grads
         size = torch.stack([value.flatten(2).square().sum(-1) for value in grads.values()]).sum(0).sqrt() + TINY

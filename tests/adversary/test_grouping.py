@@ -10,7 +10,8 @@ from adversary import AttackError
 from adversary.search import progress
 from adversary.search.matching import Matching, _mean
 from fl_app.core.local import LocalRule
-from fl_app.core.observation import Knowledge, Observation
+from fl_app.core.observation import Knowledge, Observation, Task
+from fl_app.core.space import Images
 
 RULE = LocalRule(batch_size=1)
 WEIGHTS = [{"w": torch.zeros(1)} for _ in range(5)]
@@ -28,21 +29,26 @@ def seen(server_round, client, *, repeats=True):
     )
 
 
+def groups(seen, **settings):
+    search = Matching(**settings)
+    return search._groups(seen, search._at_once(seen, Task(torch.nn.Identity(), Images((1, 2, 2)), 2)))
+
+
 SEEN = [seen(2, 0), seen(1, 0), seen(1, 1), seen(2, 1), seen(3, 0), seen(3, 1)]
 
 
 def test_each_observation_is_a_target_and_shares_its_search_with_those_of_its_round():
-    assert Matching()._groups(SEEN) == [[(0,), (3,)], [(1,), (2,)], [(4,), (5,)]]
-    assert Matching(at_once=1)._groups(SEEN[:4]) == [[(0,)], [(3,)], [(1,)], [(2,)]]
-    assert Matching(at_once=7, seeds=4)._groups(SEEN[:4]) == [[(0,)], [(3,)], [(1,)], [(2,)]]
-    assert Matching(at_once=8, seeds=4)._groups(SEEN[:4]) == [[(0,), (3,)], [(1,), (2,)]]
-    assert Matching(at_once=1, seeds=4)._groups(SEEN[:1]) == [[(0,)]]
+    assert groups(SEEN) == [[(0,), (3,)], [(1,), (2,)], [(4,), (5,)]]
+    assert groups(SEEN[:4], at_once=1) == [[(0,)], [(3,)], [(1,)], [(2,)]]
+    assert groups(SEEN[:4], at_once=7, seeds=4) == [[(0,)], [(3,)], [(1,)], [(2,)]]
+    assert groups(SEEN[:4], at_once=8, seeds=4) == [[(0,), (3,)], [(1,), (2,)]]
+    assert groups(SEEN[:1], at_once=1, seeds=4) == [[(0,)]]
 
 
 def test_rounds_of_a_client_are_one_target_in_their_order():
     assert Matching(rounds=2)._targets(SEEN) == [(1, 0), (4,), (2, 3), (5,)]
     assert Matching(rounds=3)._targets(SEEN) == [(1, 0, 4), (2, 3, 5)]
-    assert Matching(rounds=3)._groups(SEEN) == [[(1, 0, 4), (2, 3, 5)]]
+    assert groups(SEEN, rounds=3) == [[(1, 0, 4), (2, 3, 5)]]
     assert (Matching(rounds=2).by_client, Matching().by_client) == (True, False)
     with pytest.raises(AttackError, match="--grant repeats"):
         Matching(rounds=2)._targets([*SEEN, seen(4, 0, repeats=False)])

@@ -213,7 +213,7 @@ def test_a_step_that_does_not_fit_is_refused_before_the_search(monkeypatch):
 
 def test_as_many_go_at_once_as_memory_has_room_for(monkeypatch):
     monkeypatch.setattr(machine, "memory", lambda: 32_000)
-    assert [footprint.most_at_once(64, each) for each in (0, 100, 1000, 10_000, 10**9)] == [64, 64, 10, 1, 1]
+    assert [footprint.most_at_once(64, each) for each in (0, 100, 1000, 10_000, 10**9)] == [64, 64, 6, 1, 1]
 
 
 @pytest.mark.parametrize("labels", ["given", "joint"])
@@ -289,7 +289,7 @@ def test_of_some_draws_the_search_starts_from_the_best():
         chosen = [seen[i] for i in which]
         rngs = [torch.Generator().manual_seed(5 + i) for i in which]
         classes = [one.knowledge.labels for one in chosen]
-        problem = Problem(Matching(tries=tries, seeds=2), [(one,) for one in chosen], task, rngs, classes)
+        problem = Problem(Matching(optimizer=Adam(tries=tries), seeds=2), [(one,) for one in chosen], task, rngs, classes)
         z = problem.draw()
         return z["x"], problem.losses(z)
 
@@ -303,7 +303,7 @@ def test_of_some_draws_the_search_starts_from_the_best():
         for seed in range(2):
             assert any(torch.equal(z[target, seed], one) for one in many[target, :, seed])
     torch.testing.assert_close(start(6, (1,))[0][0], z[1])  # alone as in company
-    assert Matching(tries=10).cost(1, LocalRule(batch_size=1)) == 1010
+    assert Matching(optimizer=Adam(tries=10)).cost(1, LocalRule(batch_size=1)) == 1010
 
 
 def test_a_share_of_the_slope_is_that_a_step_further_up():

@@ -28,7 +28,7 @@ SEARCHES = {
     "ci_net_lbfgs": "objective=cosine, space=untrained, optimizer=lbfgs(iterations=250), "
     "phases=[phase(space=pixels(boxed=False), optimizer=lbfgs(iterations=150), pooled=True)], seeds=4, at_once=16",
     "ci_net_lbfgs(iterations=9, seeds=3, tries=4, refined=0, channels=5, labels='rows', compiled=True)": "objective=cosine, "
-    "space=untrained(channels=5), labels='rows', optimizer=lbfgs(iterations=9), seeds=3, tries=4, at_once=16, compiled=True",
+    "space=untrained(channels=5), labels='rows', optimizer=lbfgs(iterations=9, tries=4), seeds=3, at_once=16, compiled=True",
     "gauss_newton": "objective=relative, space=pixels(init='grey', boxed=False), priors=[tv(weight=0.0001), box(weight=1.0)], "
     "optimizer=gauss_newton(solved=1e-07)",
     "gauss_newton(tv=0, iterations=9, products=7, solved=0.5, labels='rows')": "objective=relative, "
