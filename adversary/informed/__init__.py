@@ -53,7 +53,7 @@ INFORMED: dict[str, Variants] = {
     "instahide": mixing.variants,
     "latent_perturbation": latent_perturbation.variants,
     "ldpm": ldpm.variants,
-    "mask": sparse.variants,
+    "mask": sparse.masked,
     "mixup": mixing.variants,
     "none": nothing,
     "ppfa": noise.variants,
