@@ -3,7 +3,7 @@
 
     .venv/bin/python scripts/bench_learned.py lti                          # against who searches, undefended and under defenses
     .venv/bin/python scripts/bench_learned.py lti --only sign --network 77,78
-    .venv/bin/python scripts/bench_learned.py denoisers                    # cosine to the true gradient, and what it is good for
+    .venv/bin/python scripts/bench_learned.py denoisers                    # cosine to the true gradient, and PSNR
     .venv/bin/python scripts/bench_learned.py fgla                         # batches of 8, distinct labels and as they come
     .venv/bin/python scripts/bench_learned.py lti --first 30000 --network 3    # where settings were chosen
 

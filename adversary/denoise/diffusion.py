@@ -1,5 +1,6 @@
 """Mjolnir's denoiser (Liu et al. 2025): a diffusion model of clean updates, entered where its noise is that of the update."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -61,7 +62,7 @@ class Diffusion(Denoiser):
             share = signal[level][:, None]
             optimizer.zero_grad()
             found = net(share.sqrt() * rows[chosen] + (1 - share).sqrt() * noise, level / STEPS)
-            torch.nn.functional.huber_loss(found, noise).backward()  # type: ignore[no-untyped-call]
+            torch.nn.functional.huber_loss(found, noise).backward()
             optimizer.step()
         kept = {f"net/{name}": value.detach().clone() for name, value in net.named_parameters()}
         return {**kept, "mean": mean, "size": size}
@@ -99,13 +100,12 @@ def reversed_from(
     start = int((signal > observed).sum())
     start = min(start, len(signal) - 1)
     walk = torch.linspace(start, 0, min(levels, start + 1)).round().long().unique().flip(0).tolist()
-    rows = observed**0.5 * sent
-    clean = rows
-    share = observed
+    rows = math.sqrt(observed) * sent
+    clean, share = rows, observed
     for place, level in enumerate(walk):
         noise = predict(rows, torch.full((len(rows),), level / len(signal)).to(rows))
-        clean = (rows - (1 - share) ** 0.5 * noise) / share**0.5
+        clean = (rows - math.sqrt(1 - share) * noise) / math.sqrt(share)
         if place + 1 < len(walk):
             share = float(signal[walk[place + 1]])
-            rows = share**0.5 * clean + (1 - share) ** 0.5 * noise
+            rows = math.sqrt(share) * clean + math.sqrt(1 - share) * noise
     return clean

@@ -55,7 +55,7 @@ class LinearGaussian(Denoiser):
         known = values > values[0].clamp_min(TINY) * 1e-9  # beyond that only rounding is left
         values, vectors = values[known], vectors[:, known]
         directions = (centred.T @ (vectors / values.sqrt()).to(centred)).contiguous()
-        rest = (centred.square().sum(0) - ((directions * values.sqrt().to(centred)) ** 2).sum(1)).clamp_min(0) / len(rows)
+        rest = (centred - (centred @ directions) @ directions.T).square().mean(0)
         rest = torch.cat([part.mean().expand(len(part)) for part in rest.split(_sizes(seen.update))])
         return {"mean": mean, "directions": directions, "variance": (values / len(rows)).to(centred), "rest": rest}
 
@@ -129,7 +129,7 @@ def _solved(directions: Tensor, variance: Tensor, weight: Tensor, gap: Tensor) -
     """argmin_c sum_i w_i (gap_i - U_i c)² + c' diag(1 / variance) c of each target: (targets, rank)."""
     inner = torch.stack([(directions * own[:, None]).T @ directions for own in weight])  # a target's matrix fits the cache
     right = (weight * gap) @ directions
-    return torch.linalg.solve(inner + torch.diag(1 / (variance + TINY)), right)
+    return torch.as_tensor(torch.linalg.solve(inner + torch.diag(1 / (variance + TINY)), right))
 
 
 def _sizes(update: Tensors) -> list[int]:

@@ -5,11 +5,14 @@ from dataclasses import replace
 import client_defenses
 from adversary.base import Facts
 from adversary.denoise import LinearGaussian
-from adversary.informed.variant import PRIOR, Variant, _by_gradients, with_labels, with_tv
+from adversary.informed.variant import Variant, _by_gradients, with_labels, with_tv
 from adversary.objectives import Cosine
 from adversary.search.matching import Matching
 from client_defenses import Defense
 from client_defenses.gradient_dropout import GradientDropout
+
+PRIOR = 1e-3
+"""Total variation of a search in a denoised update: more hides what is left of it (ours)."""
 
 
 def denoised(denoiser: LinearGaussian, facts: Facts) -> Variant:
@@ -18,7 +21,7 @@ def denoised(denoiser: LinearGaussian, facts: Facts) -> Variant:
     def change(attack: Matching) -> Matching:
         steps = replace(_by_gradients(attack), solved=0.0)
         attack = with_labels(replace(attack, denoisers=(denoiser,), objective=Cosine(), optimizer=steps), "rows")
-        return with_tv(attack, least=PRIOR)
+        return with_tv(attack, least=PRIOR, most=PRIOR)
 
     why = "the cosine to the mean of clean updates given what was sent, by the principal components of public ones"
     why_not = "" if facts.enough else f"{facts.public} public examples are too few to learn from"

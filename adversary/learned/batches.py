@@ -63,7 +63,7 @@ def learned(made: Made, training: Training, rng: torch.Generator) -> Tensors:
         features, x = drawn(used, max(1, TWICE * len(used.x) // size))
         for some, wanted in zip(features.split(training.batch), x.split(training.batch), strict=True):
             optimizer.zero_grad()
-            matched(answers(some), wanted).backward()  # type: ignore[no-untyped-call]
+            matched(answers(some), wanted).backward()
             optimizer.step()
         with torch.no_grad():
             error = matched(answers(told), truth)

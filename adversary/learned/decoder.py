@@ -212,7 +212,7 @@ def _principal(x: Tensor, number: int) -> Tensor:
     """The leading principal components of centred examples, (pixels, number); all of them where there are no more."""
     if number == x.shape[1]:
         return torch.eye(number).to(x)
-    return torch.linalg.eigh(x.T @ x).eigenvectors[:, -number:].flip(1).contiguous()
+    return torch.as_tensor(torch.linalg.eigh(x.T @ x).eigenvectors[:, -number:].flip(1).contiguous())
 
 
 def _named(prefix: str, tensors: Tensors) -> Tensors:

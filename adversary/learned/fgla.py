@@ -89,7 +89,7 @@ def last_linear(model: nn.Module, update: Tensors) -> str:
     linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
     if not linear or f"{linear[-1]}.bias" not in update:
         raise AttackError("fgla reads features off a last linear layer with a bias, and this model has none: use lti")
-    return linear[-1]
+    return str(linear[-1])
 
 
 def class_features(gradient: Tensors, layer: str, y: Tensor) -> Tensor:

@@ -5,8 +5,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from adversary.base import AttackError
+
 STRENGTHS = tuple(10.0**power for power in range(-4, 2))
 """Ridge weights that are tried, in units of the mean squared size of an example (ours)."""
+
+POWERS = 40
+"""How many powers of ten a strength may be raised by before updates count as beyond repair."""
 
 
 class Line(NamedTuple):
@@ -45,8 +50,8 @@ class Products:
     def _factor(self, strength: float) -> Tensor:
         """The Cholesky factor; where rounding leaves none, of the next strength that has one."""
         lift = torch.eye(len(self.matrix)).to(self.matrix) * self.unit
-        factor, failed = torch.linalg.cholesky_ex(self.matrix + strength * lift)
-        while bool(failed):
-            strength *= 10
-            factor, failed = torch.linalg.cholesky_ex(self.matrix + strength * lift)
-        return factor
+        for power in range(POWERS):
+            factor, failed = torch.linalg.cholesky_ex(self.matrix + strength * 10.0**power * lift)
+            if not bool(failed):
+                return torch.as_tensor(factor)
+        raise AttackError("updates of public examples are not finite, so that nothing can be learned from them")

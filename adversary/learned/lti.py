@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from adversary.base import Attack, AttackError, Facts, Guess, Informed, Public
-from adversary.labels import infer
+from adversary.labels import LabelRule, infer
 from adversary.learned import batches, decoder
 from adversary.learned.sketch import Sketch
 from adversary.learned.spent import enough, remark, spent
@@ -80,7 +80,7 @@ class LTI(Attack):
         if not self.learned:
             raise AttackError("lti learns from public examples first, and there are none here")
         features = Sketch(self.learned["bucket"], self.learned["factor"]).of(stacked([one.update for one in seen]))
-        rule = "rows" if seen[0].num_examples == 1 or seen[0].knowledge.defense else "count"
+        rule: LabelRule = "rows" if seen[0].num_examples == 1 or seen[0].knowledge.defense else "count"
         y = torch.stack([infer(rule, one, task, stream) for one, stream in zip(seen, streams, strict=True)]).to(features.device)
         shape = (len(seen), seen[0].num_examples, *task.space.shape)
         if seen[0].num_examples > 1:
