@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor
 
 from adversary.base import Facts
-from adversary.informed import denoised
 from adversary.informed.variant import Variant, most_likely, noise_proof
 from adversary.objectives import TINY, Objective
 from client_defenses import Defense
@@ -56,9 +55,9 @@ def law_of(defense: Defense, facts: Facts) -> NoiseLaw | None:
 
 
 def variants(defense: Defense, facts: Facts) -> list[Variant]:
-    """The most likely image of its class given the noise's law; what does not depend on the noise; a search without it."""
+    """The most likely image of its class given the noise's law; or what does not depend on the noise at all."""
     law = law_of(defense, facts)
     if law is None:
         return [noise_proof(facts)]
     why = "the most likely image of its class, given public examples and the law of the noise"
-    return [most_likely(law, facts, why), noise_proof(facts), *denoised.against_noise(defense, facts)]
+    return [most_likely(law, facts, why), noise_proof(facts)]

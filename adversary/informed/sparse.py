@@ -1,7 +1,6 @@
 """Defenses that send some entries as they are and zeros for the rest: prune, mask."""
 
 from adversary.base import Facts
-from adversary.informed import denoised
 from adversary.informed.variant import Variant, with_labels, with_objective
 from adversary.objectives import Masked
 from adversary.search.matching import Matching
@@ -16,8 +15,3 @@ def variants(defense: Defense, facts: Facts) -> list[Variant]:
         return with_labels(with_objective(attack, masked), "rows")
 
     return [Variant("matches only the entries that were sent", change)]
-
-
-def masked(defense: Defense, facts: Facts) -> list[Variant]:
-    """Matches only the entries that were sent; or fills the others in first, as they do not depend on what was left out."""
-    return [*variants(defense, facts), *denoised.against_zeros(facts)]

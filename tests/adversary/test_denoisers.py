@@ -182,15 +182,15 @@ def test_a_denoised_update_is_nearer_to_the_true_one_and_is_searched_in():
     both = dataclasses.replace(attack, space=adversary.spaces.ClassGaussian(components=4))
     learned = both.learn(TASK, noisy[0], PUBLIC, torch.Generator().manual_seed(0))
     assert {name for name in learned if not name.startswith("denoiser 0/")} == {"mean", "basis", "rest"}
-    assert both.taught(learned).shortened(2)(noisy[:1], TASK, 0).x.shape == (1, 1, 1, SIDE, SIDE)
+    assert both.shortened(2).taught(learned)(noisy[:1], TASK, 0).x.shape == (1, 1, 1, SIDE, SIDE)
 
 
 def test_who_knows_the_defense_denoises():
     naive, facts = Matching(), Facts(public=500)
 
     def denoiser(spec, facts=facts):
-        found = {one.name: one for one in naive.informed(spec, facts)}["denoised"]
-        return found.attack and found.attack.denoisers[0]
+        found = {one.name: one.attack for one in naive.informed(spec, facts)}.get("denoised")
+        return found and found.denoisers[0]
 
     assert denoiser("dp_gaussian(scale=0.02, clip=3.0)") == LinearGaussian(noise=0.02, clip=3.0)
     assert denoiser("dp_laplace(scale=0.02, clip=None)") == LinearGaussian(noise=0.02 * 2**0.5)
@@ -198,7 +198,8 @@ def test_who_knows_the_defense_denoises():
     assert denoiser("gradient_dropout(p=0.6, sigma='match')") == LinearGaussian(kept=0.6)
     assert denoiser("mask(ratio=0.5)") == LinearGaussian(zeros=True)
     assert denoiser("mask(ratio=0.5)", Facts(public=499)) is None
-    assert "denoised" not in [one.name for one in naive.informed("gradient_dropout(p=1.0)", facts)]
+    for other in ("gradient_dropout(p=1.0)", "dp_gaussian(scale=0.0)", "sign", "mask + dp_gaussian"):
+        assert denoiser(other) is None
 
 
 def test_the_levels_of_the_diffusion():
@@ -216,13 +217,13 @@ def test_the_walk_back_ends_at_the_mean_that_a_perfect_model_knows():
     entered = []
 
     def predict(rows, level):
-        share = observed if not entered else float(signal[int(round(float(level[0]) * 1000))])
+        share = observed if not entered else float(signal[round(float(level[0]) * 1000)])
         entered.append((float(level[0]), rows.clone()))
         return (1 - share) ** 0.5 * rows
 
     found = reversed_from(sent, observed, signal, 1000, predict)
     first = entered[0][0] * 1000
-    assert signal[int(round(first))] < observed <= signal[int(round(first)) - 1]  # the first level with no more signal
+    assert signal[round(first)] < observed <= signal[round(first) - 1]  # the first level with no more signal
     torch.testing.assert_close(entered[0][1], math.sqrt(observed) * sent)
     assert [level for level, _ in entered] == sorted({level for level, _ in entered}, reverse=True)
     assert not torch.equal(entered[1][1], entered[0][1])  # each level starts from what the last one left
