@@ -44,6 +44,8 @@ class Guess(NamedTuple):
     """Of an attack with several members, what each of them found, by target: only scoring may choose by truth."""
     remark: str = ""
     """What has to be known to repeat it beside the settings, such as that the clock ended a search."""
+    control: Tensor | None = None
+    """Of an attack whose answers look like examples whatever an update says: the same on updates that say nothing, like x."""
 
     @classmethod
     def stacked(cls, targets: "Sequence[tuple[Tensor, Tensor, Tensor] | Guess]") -> Self:
@@ -215,7 +217,10 @@ def _checked_guess(guess: Guess, seen: Sequence[Observation], task: Task) -> Gue
     others = [{name: _checked_other(name, one, expected[1:], task) for name, one in each.items()} for each in guess.others]
     if len(others) not in (0, len(seen)):
         raise AttackError(f"the attack handed on others for {len(others)} of {len(seen)} targets: this is a bug in it")
-    return Guess(task.space.clamp(guess.x.detach()), guess.y, guess.loss.detach(), others, guess.remark)
+    control = None if guess.control is None else task.space.clamp(guess.control.detach())
+    if control is not None and control.shape != expected:
+        raise AttackError(f"the attack's control has the shape {tuple(control.shape)}, not {expected}: this is a bug in it")
+    return Guess(task.space.clamp(guess.x.detach()), guess.y, guess.loss.detach(), others, guess.remark, control)
 
 
 def _checked_other(name: str, other: Other, expected: tuple[int, ...], task: Task) -> Other:

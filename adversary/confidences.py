@@ -26,10 +26,11 @@ def confidences(task: Task, params: Tensors, public: Public) -> Tensors:
     answers = []
     for label in range(task.num_classes):
         chosen = public.x[public.y == label][:PER_CLASS]
-        chosen = chosen if len(chosen) > 1 else public.x[:PER_CLASS]  # a class that nobody has examples of
+        chosen = chosen if len(chosen) else public.x[:PER_CLASS]  # a class that nobody has examples of
         with torch.no_grad():
             answers.append(functional_call(task.model, params, (chosen.to(next(iter(params.values())).device),)).softmax(1))
-    return {"confidence": torch.stack([one.mean(0) for one in answers]), "spread": torch.stack([one.var(0) for one in answers])}
+    spread, mean = zip(*(torch.var_mean(one, dim=0, correction=0) for one in answers), strict=True)
+    return {"confidence": torch.stack(mean), "spread": torch.stack(spread)}
 
 
 def counted(seen: Observation, task: Task, known: Tensors) -> Tensor:

@@ -123,7 +123,7 @@ class Standard(Attack):
         smooth = not any(isinstance(layer, KINKED) for layer in task.model.modules())
         strongest: dict[str, Attack] = {
             "gauss_newton": GaussNewton(labels=self.labels),
-            "ci_net_lbfgs": CINetLBFGS(labels=self.labels, iterations=400),
+            "ci_net_lbfgs": CINetLBFGS(labels=self.labels),
         }
         return {
             "lbfgs": CosineLBFGS(labels=self.labels, iterations=500),
@@ -138,10 +138,10 @@ class Standard(Attack):
     def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
         """What its members learn, the mean image of each class, and how much public examples vary."""
         known = {"public": torch.tensor(len(public.x)), **self._taught(task, seen, public, rng)}
-        if self._counts(seen, task):
-            known |= confidences(task, seen.params, public)
         if isinstance(task.space, Tokens):
             return known
+        if self._counts(seen, task):
+            known |= confidences(task, seen.params, public)
         means = [
             public.x[chosen].mean(0) if bool((chosen := public.y == label).any()) else public.x.mean(0)
             for label in range(task.num_classes)
@@ -151,8 +151,7 @@ class Standard(Attack):
 
     def _counts(self, seen: Observation, task: Task) -> bool:
         """Whether classes can be counted by what the network answers to public examples: nobody has scaled the update."""
-        known = seen.knowledge
-        asked = self.labels == "count" and seen.num_examples > 1 and known.defense is None and known.lengths is None
+        asked = self.labels == "count" and seen.num_examples > 1 and seen.knowledge.defense is None
         return asked and can_count(seen, task)
 
     def _taught(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:

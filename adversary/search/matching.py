@@ -19,14 +19,18 @@ from adversary.priors import Prior
 from adversary.search import observers as observer_pieces
 from adversary.search.observers import Observer
 from adversary.search.optimizers import OPTIMIZERS, Adam, Count, Optimizer
+from adversary.search.phases import PHASES, Phase
 from adversary.search.problem import Problem, Target
 from adversary.spaces import SPACES, Parametrisation, Pixels, Words
 from fl_app.core.local import LocalRule, Tensors
 from fl_app.core.observation import Observation, Task
+from fl_app.core.seeds import generator
 from fl_app.core.spec import Named
 
 DENOISER = "denoiser "
 """What the names of what denoisers learned begin with."""
+CONTROL = "control"
+"""What the draws of a control are for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +46,12 @@ class Matching(Attack):
     denoisers: Annotated[tuple[Denoiser, ...], Named("denoiser", lambda: DENOISERS)] = ()
     """What takes noise off an update before labels are inferred and examples searched for, one after the other."""
     optimizer: Annotated[Optimizer, Named("optimizer", lambda: OPTIMIZERS)] = Adam()  # noqa: RUF009
+    phases: Annotated[tuple[Phase, ...], Named("phase", lambda: PHASES)] = ()
+    """Further searches over other spaces, one after the other, each from what the last one found."""
     seeds: Count = 1
     """Reconstructions of a target that are searched side by side."""
+    pooled: bool = False
+    """Go on, in the next phase, from the mean of all seeds instead of the best (ours)."""
     recounts: Annotated[int, Field(ge=0, le=100)] = 0
     """How often classes are counted again by what was found (ours); where they are others, they are searched for once more."""
     rounds: Count = 1
@@ -101,15 +109,17 @@ class Matching(Attack):
 
     def cost(self, examples: int, rule: LocalRule) -> float:
         """Iterations times attempts times examples."""
-        tries = self.optimizer.work * self.optimizer.restarts * self.seeds
+        tries = self.optimizer.work * self.optimizer.restarts * self.seeds + sum(one.optimizer.work for one in self.phases)
+        tries *= 1 + self.space.generative
         return float(tries * examples * (rule.steps if all(one.unrolls for one in self.observers) else 1))
 
     def shortened(self, iterations: int) -> "Matching":
         """The same search with so many iterations."""
-        return replace(self, optimizer=replace(self.optimizer, iterations=iterations, restarts=1))
+        phases = tuple(replace(one, optimizer=replace(one.optimizer, iterations=iterations)) for one in self.phases)
+        return replace(self, optimizer=replace(self.optimizer, iterations=iterations, restarts=1), phases=phases)
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
-        """Take noise off; search, and search again where classes turn out to be others."""
+        """Search, and search again where classes turn out to be others; with a control where the space is generative."""
         if self.denoisers:
             rest = {name: value for name, value in self.learned.items() if not name.startswith(DENOISER)}
             return replace(self, denoisers=()).taught(rest).run(self._clean(seen, streams), task, streams)
@@ -123,7 +133,17 @@ class Matching(Attack):
                 break
             told = [replace(seen[i], knowledge=replace(seen[i].knowledge, labels=y)) for i, y in others]
             guess = _better(guess, knowing._searched(told, task, [streams[i] for i, _ in others]), [i for i, _ in others])
-        return guess
+        return guess._replace(control=self._control(seen, guess, task, streams)) if self.space.generative else guess
+
+    def _control(self, seen: Sequence[Observation], guess: Guess, task: Task, streams: Sequence[torch.Generator]) -> Tensor:
+        """What the same search finds, with the same classes, in updates whose entries are out of order."""
+        knowing = self if self.labels == "joint" else replace(self, labels="given").taught(self.learned)
+        told = []
+        for one, y, stream in zip(seen, guess.y, streams, strict=True):
+            rng = generator(stream.initial_seed(), CONTROL)
+            update = {name: _shuffled(value, rng) for name, value in one.update.items()}
+            told.append(replace(one, update=update, knowledge=replace(one.knowledge, labels=y)))
+        return knowing._searched(told, task, [generator(stream.initial_seed(), CONTROL, "search") for stream in streams]).x
 
     def _clean(self, seen: Sequence[Observation], streams: Sequence[torch.Generator]) -> Sequence[Observation]:
         """The observations with the estimates of the denoisers in the place of their updates."""
@@ -145,7 +165,7 @@ class Matching(Attack):
             if self.labels != "joint":
                 pairs = zip(targets, own, strict=True)
                 classes = [label_inference.infer(self.labels, _mean(target), task, stream) for target, stream in pairs]
-            found = Problem(self, targets, task, own, classes).solve()
+            found = self._solved(targets, task, own, classes)
             for place, members in enumerate(group):
                 for i in members:
                     guesses[i] = found.x[place], found.y[place], found.loss[place]
@@ -153,6 +173,18 @@ class Matching(Attack):
         for observer in self.observers:
             guess = observer.clean(guess, seen, task, streams)
         return guess
+
+    def _solved(self, targets: list[Target], task: Task, streams: list[torch.Generator], classes: list[Tensor] | None) -> Guess:
+        """The search over all phases: of those the answer that explains an update best."""
+        problem = Problem(self, targets, task, streams, classes)
+        best = found = problem.solve()
+        for phase in self.phases:
+            search = replace(self, space=phase.space, optimizer=phase.optimizer, phases=(), seeds=1, pooled=False)
+            search = search.taught(self.learned)
+            problem, before = Problem(search, targets, task, streams, classes), problem
+            found = problem.after(before, found).solve()
+            best = found.where_better(best)
+        return best.guess
 
     def _groups(self, seen: Sequence[Observation]) -> list[list[tuple[int, ...]]]:
         """Targets, each the positions of its rounds, in groups with the same weights that are searched at once."""
@@ -172,6 +204,12 @@ class Matching(Attack):
             by_client.setdefault(seen[i].client, []).append(i)
         size = self.rounds
         return [tuple(all_[i : i + size]) for all_ in by_client.values() for i in range(0, len(all_), size)]
+
+
+def _shuffled(value: Tensor, rng: torch.Generator) -> Tensor:
+    """The entries in random order: as large, as sparse, as coarse as before."""
+    order = torch.randperm(value.numel(), generator=rng).to(value.device)
+    return value.flatten()[order].view(value.shape)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

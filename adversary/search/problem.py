@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from adversary.base import Guess
+from adversary.base import AttackError, Guess
 from adversary.priors import Scene
 from adversary.search.checkpoint import Attempt, Checkpoint
+from adversary.search.found import Found
 from adversary.search.observers import Local
 from adversary.search.progress import Pace, out_of_time
+from adversary.search.variables import LABELS, like, of_observer, of_space
 from adversary.search.views import view_of
-from adversary.spaces.base import Leaping
+from adversary.spaces.base import Continuing, Leaping
 from fl_app.core.local import Gradient, Step, Tensors, local_update
 from fl_app.core.observation import Observation, Task
 from fl_app.core.spec import text_of
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 
 CHUNK = 2**26
 """Numbers that the gradients of candidates may have at once: 256 MB of float32."""
-LABELS = "labels"
-"""The variable that holds the label logits, (targets, seeds, examples, classes), where labels are searched for."""
 Target = tuple[Observation, ...]
 """The rounds in which a client used the same examples; mostly one."""
 Compiled = Callable[[Tensors], tuple[Tensors, tuple[Tensor, Tensor]]]
@@ -63,11 +63,23 @@ class Problem:
         self.progress = 0.0
         self._distance: Tensor | None = None
         self._compiled: Compiled | None = self._compile() if attack.compiled else None
+        self._start: Tensors = {}
 
     gradient: Gradient
 
+    def after(self, before: Problem, found: Found) -> Problem:
+        """The same, to be started from what a search over another space found."""
+        if not isinstance(self.space, Continuing):
+            raise AttackError(f"{text_of(self.attack.space, {})} cannot start from another space: it is no phase")
+        kept = {name: value for name, value in found.variables.items() if name not in of_space(found.variables)}
+        with torch.no_grad():
+            self._start = {**self.space.continued(of_space(found.every or found.variables), before.space), **kept}
+        return self
+
     def draw(self) -> Tensors:
-        """Fresh starts: the space's variables, and label logits if labels are searched for, each (targets, seeds, ...)."""
+        """Starts: the space's variables, and label logits if labels are searched for, each (targets, seeds, ...)."""
+        if self._start:
+            return {name: value.clone() for name, value in self._start.items()}
         drawn = []
         for stream, target in zip(self.streams, self.targets, strict=True):
             z = self.space.draw(self.attack.seeds, self.examples, stream)
@@ -87,15 +99,15 @@ class Problem:
         self._distance = None if self._compiled else loss.detach()
         for prior in self.priors:
             loss = loss + prior(x)
-        return loss + self.space.penalty(_of_space(variables)) if self.attack.space.trained else loss
+        return loss + self.space.penalty(of_space(variables)) if self.attack.space.weighs else loss
 
     def residuals(self, variables: Tensors) -> Tensor:
         """The loss as a sum of squares, exactly or in the neighbourhood: (targets, seeds, residuals)."""
         x, y, unknown = self._guessed(variables)
         found = [self._compared(self.objective.residuals_over_rounds, x, y, unknown)]
         found += [prior.weight**0.5 * prior.residuals(x) for prior in self.said]
-        if self.attack.space.trained:
-            found.append(self.space.residuals(_of_space(variables)))
+        if self.attack.space.weighs:
+            found.append(self.space.residuals(of_space(variables)))
         return torch.cat(found, dim=2)
 
     def _guessed(self, variables: Tensors) -> tuple[Tensor, Tensor, Tensors]:
@@ -112,12 +124,12 @@ class Problem:
         def imagined(params: Tensors, x: Tensor, y: Tensor, observed: Tensors, unknown: Tensors) -> Tensors:
             """What a client with these examples would send in one round."""
             for number, observer in observers:
-                params = observer.weights(params, _own(unknown, number), self.progress)
+                params = observer.weights(params, of_observer(unknown, number), self.progress)
             local = Local(self.model, params, x, y, self.rule, self.gradient, observed)
-            updates = (observer.update(local, _own(unknown, number)) for number, observer in observers)
+            updates = (observer.update(local, of_observer(unknown, number)) for number, observer in observers)
             update = next((one for one in updates if one is not None), None) or local_update(*local[:-1])
             for number, observer in observers:
-                update = observer.sent(update, _own(unknown, number))
+                update = observer.sent(update, of_observer(unknown, number))
             return update
 
         def one(x: list[Tensor], y: list[Tensor], rounds: list[Tensors], unknown: Tensors) -> Tensor:
@@ -154,29 +166,27 @@ class Problem:
 
         return torch.compile(grad_and_value(total, has_aux=True))
 
-    def solve(self) -> Guess:
+    def solve(self) -> Found:
         """The best of all attempts by the attack's own loss."""
         settings = self.attack.optimizer
         best = self._attempt()
         for _ in range(settings.restarts - 1):
             if out_of_time():
                 break
-            open_ = [i for i, loss in enumerate(best.loss.tolist()) if not loss < settings.solved]
+            open_ = [i for i, loss in enumerate(best.guess.loss.tolist()) if not loss < settings.solved]
             if not open_:
                 break
-            again = self._only(open_)._attempt()
-            better = [(i, place) for place, i in enumerate(open_) if not again.loss[place] >= best.loss[i]]
-            for i, place in better:
-                for kept, new in ((best.x, again.x), (best.y, again.y), (best.loss, again.loss)):
-                    kept[i] = new[place]
+            best.take(self._only(open_)._attempt(), open_)
         return best
 
     def _only(self, chosen: list[int]) -> Problem:
         classes = None if self.classes is None else [self.classes[i] for i in chosen]
         targets = [self.targets[i] for i in chosen]
-        return Problem(self.attack, targets, self.task, [self.streams[i] for i in chosen], classes)
+        only = Problem(self.attack, targets, self.task, [self.streams[i] for i in chosen], classes)
+        only._start = {name: value[chosen] for name, value in self._start.items()}
+        return only
 
-    def _attempt(self) -> Guess:
+    def _attempt(self) -> Found:
         settings, checkpoint = self.attack.optimizer, self._checkpoint()
         at = Attempt(self.draw(), settings.start(self.residuals), self.streams)
         checkpoint.load(at)
@@ -194,7 +204,8 @@ class Problem:
         pick = torch.arange(len(winner), device=winner.device), winner
         chosen = {name: value[pick][:, None] for name, value in at.best.items()}
         y = chosen[LABELS][:, 0].argmax(-1) if self.classes is None else self.classes
-        return Guess(self.space.answer(_of_space(chosen))[:, 0], y.clone(), at.best_loss[pick])
+        guess = Guess(self.space.answer(of_space(chosen))[:, 0], y.clone(), at.best_loss[pick])
+        return Found(guess, chosen, at.distance[pick], at.best if self.attack.pooled else None)
 
     def _iterate(self, at: Attempt) -> None:
         """Evaluate the variables, remember the best, move them; the attempt is over if all targets are found."""
@@ -207,7 +218,7 @@ class Problem:
         better = loss < at.best_loss  # False for NaN
         at.best_loss = torch.where(better, loss, at.best_loss)
         at.distance = torch.where(better, loss if self._distance is None else self._distance, at.distance)
-        at.best = {name: torch.where(_like(better, value), value, at.best[name]) for name, value in at.variables.items()}
+        at.best = {name: torch.where(like(better, value), value, at.best[name]) for name, value in at.variables.items()}
         # Priors are never zero: what counts is that the update is explained.
         if settings.solved and bool((at.distance < settings.solved).any(1).all()):
             at.over = True
@@ -228,7 +239,7 @@ class Problem:
         if not isinstance(self.space, Leaping) or self.attack.seeds > 1:
             return variables
         variables = {name: value.detach().clone() for name, value in variables.items()}
-        own = _of_space(variables)
+        own = of_space(variables)
         for candidates, cost in self.space.leaps(own, iteration, self.streams):
             losses = cost + self._judged(candidates, variables)
             pick = torch.arange(len(cost), device=cost.device), losses.argmin(1)
@@ -260,12 +271,13 @@ class Problem:
             }
         if self.classes is not None:
             tensors["classes"] = self.classes
+        tensors |= {f"start {name}": value for name, value in self._start.items()}
         return Checkpoint(repr((text_of(self.attack, {}), facts)), tensors)
 
     def _projected(self, variables: Tensors) -> Tensors:
-        found = self.space.project(_of_space(variables))
+        found = self.space.project(of_space(variables))
         for number, observer in enumerate(self.attack.observers):
-            own = observer.project(_own(variables, number))
+            own = observer.project(of_observer(variables, number))
             found |= {f"{number}/{name}": value for name, value in own.items()}
         return found
 
@@ -284,18 +296,3 @@ class Problem:
             for name, value in variables.items():
                 value[target][broken[target]] = fresh[name][0][broken[target]]
         return variables
-
-
-def _of_space(variables: Tensors) -> Tensors:
-    """The variables that stand for examples: neither labels nor what is not known of a defense."""
-    return {name: value for name, value in variables.items() if name != LABELS and "/" not in name}
-
-
-def _own(variables: Tensors, number: int) -> Tensors:
-    """The variables of an observer, by its own names."""
-    prefix = f"{number}/"
-    return {name.removeprefix(prefix): value for name, value in variables.items() if name.startswith(prefix)}
-
-
-def _like(mask: Tensor, value: Tensor) -> Tensor:
-    return mask.view(*mask.shape, *[1] * (value.ndim - mask.ndim))

@@ -75,6 +75,15 @@ class Leap(NamedTuple):
 
 
 @runtime_checkable
+class Continuing(Protocol):
+    """Variables that can start from where a search over others ended."""
+
+    def continued(self, z: Tensors, before: Variables) -> Tensors:
+        """The variables for the same examples as those of another space, both (targets, seeds, ...)."""
+        ...
+
+
+@runtime_checkable
 class Leaping(Protocol):
     """Variables that are not only moved by small steps."""
 
@@ -89,6 +98,13 @@ class Parametrisation(Checked, ABC):
 
     trained: ClassVar[bool] = False
     """Whether it learns from public examples first."""
+    generative: ClassVar[bool] = False
+    """Whether all that it holds looks like an example, so that what is found needs a control."""
+
+    @property
+    def weighs(self) -> bool:
+        """Whether its variables have a penalty of their own."""
+        return self.trained or self.generative
 
     def learn(self, public: Public, task: Task) -> Tensors:
         """What it learns from public examples; needs `trained`."""

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from adversary.spaces.base import Parametrisation, Variables
+from adversary.spaces.pairing import paired_means
 from adversary.spaces.pixels import Init, Pixels
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Task
@@ -43,21 +43,8 @@ class _Epochs:
     def answer(self, z: Tensors) -> Tensor:
         """The mean over epochs of what belongs together, (targets, seeds, examples, *shape)."""
         x = self.pixels.answer(z)
-        x = x.unflatten(2, (self.number, -1))
-        means = []
-        for target, epochs in enumerate(x):
-            known = None if self.classes is None else self.classes[target]
-            means.append(torch.stack([_mean(seed, known) for seed in epochs]))
-        return torch.stack(means)
-
-
-def _mean(epochs: Tensor, classes: Tensor | None) -> Tensor:
-    """The mean of paired examples (epochs, examples, *shape), in the order of the first epoch."""
-    flat = epochs.detach().flatten(2).double()
-    paired = [epochs[0]]
-    for place in range(1, len(epochs)):
-        cost = torch.cdist(flat[0], flat[place]).square()
-        if classes is not None:
-            cost = cost + (classes[:, None] != classes) * (cost.max() * len(cost) + 1)
-        paired.append(epochs[place][torch.as_tensor(linear_sum_assignment(cost.cpu().numpy())[1], device=epochs.device)])
-    return torch.stack(paired).mean(0)
+        targets, seeds = x.shape[:2]
+        epochs = x.unflatten(2, (self.number, -1)).flatten(0, 1)
+        classes = None if self.classes is None else self.classes.repeat_interleave(seeds, 0)
+        means: Tensor = paired_means(epochs, classes).unflatten(0, (targets, seeds))
+        return means

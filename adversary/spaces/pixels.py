@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from adversary.spaces.base import Free, Parametrisation, Variables
+from adversary.spaces.pairing import paired_means
 from fl_app.core.local import Tensors
 from fl_app.core.observation import Task
 
@@ -24,13 +25,14 @@ class Pixels(Parametrisation):
 
     def bind(self, task: Task, classes: Tensor | None = None, learned: Tensors | None = None) -> Variables:
         """The pixels of a task."""
-        return _Pixels(self, task)
+        return _Pixels(self, task, classes)
 
 
 class _Pixels(Free):
     """The mean and std are those of the model's own first layer, which the server knows; without one, z is the image."""
 
-    def __init__(self, settings: Pixels, task: Task) -> None:
+    def __init__(self, settings: Pixels, task: Task, classes: Tensor | None = None) -> None:
+        self.classes = classes
         layer = getattr(task.model, "normalize", None)
         self.mean: Tensor | float = layer.mean if layer is not None else 0.0
         self.std: Tensor | float = layer.std if layer is not None else 1.0
@@ -46,6 +48,10 @@ class _Pixels(Free):
 
     def inputs(self, z: Tensors) -> Tensor:
         return self.mean + self.std * z["x"]
+
+    def continued(self, z: Tensors, before: Variables) -> Tensors:
+        """The images that were found, of several seeds their mean."""
+        return {"x": (paired_means(before.inputs(z), self.classes)[:, None] - self.mean) / self.std}
 
     def project(self, z: Tensors) -> Tensors:
         return {"x": (self.space.hull(self.inputs(z)) - self.mean) / self.std} if self.settings.boxed else z

@@ -64,6 +64,28 @@ class Attacker:
         return self.summary(metric).mean
 
     @property
+    def controlled(self) -> bool:
+        """Whether all that it draws looks like an example, so that it was also run on updates that say nothing."""
+        return not self.by_truth and any(one.control for one in self.targets)
+
+    def control(self, metric: str) -> Summary:
+        """What the same attack reached by a metric on updates that say nothing; no mean if it needs no control."""
+        return summarize([one.control for one in self.targets if one.done], metric)
+
+    def told_by_updates(self, metric: str, measure: Measure) -> bool:
+        """Whether what it reached is owed to the updates: more than its control, beyond the 95 % interval over targets."""
+        pairs = [(one.values.get(metric), one.control.get(metric)) for one in self.targets if one.done and one.control]
+        apart = [measure.leak(a) - measure.leak(b) for a, b in pairs if a is not None and b is not None]
+        found = summarize([{metric: one} for one in apart], metric)
+        least = found.mean if found.low is None else found.low
+        return not self.controlled or (least is not None and least > 0)
+
+    def leaks(self, metric: str, measure: Measure) -> bool:
+        """Whether its mean is beyond the threshold, and owed to the updates."""
+        mean = self.mean(metric)
+        return mean is not None and measure.leaks(mean) and self.told_by_updates(metric, measure)
+
+    @property
     def failed(self) -> int:
         """Targets that the attack could not do."""
         return sum(not one.done for one in self.targets)

@@ -23,6 +23,10 @@ class Finding(NamedTuple):
     """The target that the value is of; empty for the mean over all."""
     answered: float | None = None
     """What the attack answered itself, where the value is that of its worst member by truth."""
+    control: float | None = None
+    """What the same attack reached on updates that say nothing, where all that it draws looks like an example."""
+    told: bool = True
+    """Whether the value is owed to the updates: more than the control."""
 
     @property
     def threshold(self) -> float:
@@ -32,8 +36,8 @@ class Finding(NamedTuple):
 
     @property
     def beaten(self) -> bool:
-        """Whether the value lies beyond the threshold."""
-        return self.measure.leaks(self.value)
+        """Whether the value lies beyond the threshold, and is owed to the updates."""
+        return self.told and self.measure.leaks(self.value)
 
     @property
     def excess(self) -> float:
@@ -57,11 +61,12 @@ class Finding(NamedTuple):
         unit, sign = f" {self.measure.unit}".rstrip(), self.sign if self.beaten else "against"
         what = f"worst target ({self.target})" if self.target else "mean"
         interval = " [{:.3g}, {:.3g}]".format(*self.interval) if self.interval else ""
+        control = "" if self.control is None else f" (its control {self.control:.3g}{unit}{', no less' * (not self.told)})"
         answered = f" (answered {self.answered:.3g}{unit})" if self.answered is not None else ""
         n, failed = self.summary.n, self.summary.failed
         return (
             f"{who(self.attacker)} (granted: {self.attacker.ledger}): {self.metric} {what} {self.value:.3g}{unit}{interval}"
-            f"{answered} {sign} {self.threshold:g}{unit}, {n} targets{f', {failed} failed' * (failed > 0)}"
+            f"{answered}{control} {sign} {self.threshold:g}{unit}, {n} targets{f', {failed} failed' * (failed > 0)}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -69,7 +74,7 @@ class Finding(NamedTuple):
         low, high = self.interval or (None, None)
         about = {key: getattr(self.attacker, key) for key in ("who", "asked", "attack", "ledger")}
         found = {"metric": self.metric, "value": self.value, "low": low, "high": high, "target": self.target}
-        found |= {"by_truth": self.attacker.by_truth, "answered": self.answered}
+        found |= {"by_truth": self.attacker.by_truth, "answered": self.answered, "control": self.control}
         judged = {"n": self.summary.n, "failed": self.summary.failed, "threshold": self.threshold, "beaten": self.beaten}
         return {**about, **found, **judged, "folder": str(self.attacker.parts[0].folder)}
 
@@ -83,15 +88,16 @@ def findings_of(attacker: Attacker, limits: Limits, *, single: bool = False) -> 
     """Every metric with a threshold that an attacker has: its mean over targets, or with `single` its best single target."""
     found = []
     for metric, measure in [pair for metrics in limits.values() for pair in metrics.items()]:
-        summary = attacker.summary(metric)
+        summary, told = attacker.summary(metric), attacker.told_by_updates(metric, measure)
         if summary.mean is None:
             continue
         if single:
             values = [(one.values.get(metric), one.where) for one in attacker.targets if one.done]
             value, target = max(_finite(values), key=lambda one: measure.leak(one[0]))
-            found.append(Finding(attacker, metric, measure, value, summary, target))
+            found.append(Finding(attacker, metric, measure, value, summary, target, told=told))
         else:
-            found.append(Finding(attacker, metric, measure, summary.mean, summary))
+            control = attacker.control(metric).mean
+            found.append(Finding(attacker, metric, measure, summary.mean, summary, control=control, told=told))
     return found
 
 

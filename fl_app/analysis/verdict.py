@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fl_app.analysis.attackers import Attacker
+from fl_app.analysis.attackers import worst as worst_of
 from fl_app.analysis.conditions import Condition, floors_of
 from fl_app.analysis.findings import Finding, findings_of
 from fl_app.analysis.limits import Limits, limits_of
@@ -74,7 +75,11 @@ def _findings(attackers: Sequence[Attacker], limits: Limits) -> list[Finding]:
 def _too_weak(condition: Condition, limits: Limits) -> list[str]:
     """Why nothing follows from an attack that stays within the limits; empty if it could have told."""
     found, leading, plain = [], condition.leading, condition.plain
-    worst, measure = condition.answered(leading), condition.measures[leading]
+    measure = condition.measures[leading]
+    able = [one for one in condition.answering if one.told_by_updates(leading, measure)]
+    worst = worst_of(able, leading, measure)
+    if condition.answering and not able:
+        found.append("what was found is no more than the same attack finds in updates that say nothing")
     blind = floors_of([condition]) or (floors_of([plain]) if plain else {})
     name, whose = next((pair for pair in BLIND.items() if blind.get(pair[0])), ("", ""))
     floor = summarize(blind.get(name, []), leading).mean
@@ -96,4 +101,4 @@ def _reason(one: Finding) -> str:
 def nearly_fails(condition: Condition) -> bool:
     """Whether the interval of any attacker reaches beyond a threshold."""
     found = _findings(condition.attackers, limits_of(condition.measures))
-    return any(one.measure.leaks(end) for one in found for end in one.interval or ())
+    return any(one.told and one.measure.leaks(end) for one in found for end in one.interval or ())

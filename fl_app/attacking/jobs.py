@@ -157,7 +157,9 @@ def _run_group(job: Job, attack: Attack, task: Task, members: Sequence[Member]) 
                 raise AttackError("every attempt diverged")
             else:
                 others = answer.others[place] if answer.others else {}
-                save_guess(guess_path(job.out, key), answer.x[place], answer.y[place], answer.loss[place], notes, others)
+                control = None if answer.control is None else answer.control[place]
+                parts = answer.x[place], answer.y[place], answer.loss[place]
+                save_guess(guess_path(job.out, key), *parts, notes, others, control)
             outcomes.append(Outcome(key, "done", "", seconds))
         except (AttackError, RunError, OSError) as error:
             outcomes.append(Outcome(key, "failed", str(error), seconds, final=isinstance(error, AttackError)))

@@ -225,9 +225,10 @@ def _every(attackers: Sequence[Attacker]) -> list[Attacker]:
 def _table(attackers: Sequence[Attacker], metrics: Mapping[str, Measure]) -> Table:
     """One row per metric: each attacker, the informed figure where somebody knows the defense, and the floors."""
     floors = attackers[0].floors()
-    told = any(one.informed for one in attackers)
+    told, controlled = any(one.informed for one in attackers), [one for one in attackers if one.controlled]
     heads = [
         *(one.who.replace(WORST_MEMBER, "worst member\nby truth") for one in attackers),
+        *(f"{one.who}:\ncontrol" for one in controlled),
         *(["worst\nof all"] if told else []),
         *(f"floor:\n{name}" for name in floors),
     ]
@@ -237,6 +238,7 @@ def _table(attackers: Sequence[Attacker], metrics: Mapping[str, Measure]) -> Tab
         if not any(one.n for one in summaries) and (metric.of != "any" or any(one.unavailable for one in summaries)):
             continue  # said below, once for all of its kind
         entries = [_number(one, interval=True) for one in summaries]
+        entries += [_number(one.control(name), interval=True) for one in controlled]
         if told:
             found = worst_informed(attackers, name, metric)
             entries.append("-" if found is None else f"{found.mean(name):.3f}")

@@ -100,7 +100,7 @@ class ClientState:
         notes = {"version": VERSION, "round": kept.server_round, "run": kept.run_id, "answered": kept.answered}
         try:
             self._make_folder()
-            save_tensors(self.latest, kept.memory, {key: str(value) for key, value in notes.items()})
+            save_tensors(self.latest, kept.memory, {key: str(value) for key, value in notes.items()}, durable=True)
         except (OSError, RunError) as error:
             # Unkept, the answer would be forgotten at the next restart: then it must not be given.
             log.error("this client's state cannot be kept in %s: %s", self.folder, error)

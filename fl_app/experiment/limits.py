@@ -15,6 +15,9 @@ FLOAT = 4
 COPIES = 6
 """How often a server holds a model at least: weights, what is published of them, mean, its gradient, two moments."""
 
+MESSAGE = 2**31 - 2**20
+"""Bytes of weights that a message of gRPC can hold, beside what else is in it: Protobuf counts its length in 31 bits."""
+
 
 _size_of = lru_cache(maxsize=64)(models.size_of)  # a sweep asks for the same few models again and again
 
@@ -42,6 +45,17 @@ def check_limits(experiment: Experiment) -> None:
         tenseal()  # says now if it is missing
         sealed = (asked + 2) * ciphertexts(parameters) * MOST_BYTES
         _fits(f"the {asked} encrypted replies of a round", sealed, "lower clients or fraction, or take a smaller model")
+
+
+def check_message(experiment: Experiment) -> None:
+    """Refuse a model whose weights do not fit into one message over the network."""
+    shape, classes = data.load(experiment.dataset).input_shape, data.load(experiment.dataset).num_classes
+    size = FLOAT * _size_of(experiment.model, shape, classes, experiment.front)
+    if size > MESSAGE:
+        raise ConfigError(
+            f"the weights of model={experiment.model} take {gigabytes(size)}, and a message over gRPC holds 2 GB: "
+            "take a smaller model, or simulate with thorns run"
+        )
 
 
 def _fits(what: str, size: int, advice: str) -> None:

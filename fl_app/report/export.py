@@ -80,6 +80,7 @@ def targets(study: Study) -> Rows:
                 values: dict[str, Any] = {metric: one.values.get(metric) for metric in measures}
                 for metric, worst in one.by_truth.items():
                     values |= {f"{metric}_by_truth": worst.value, f"{metric}_by_truth_member": worst.member}
+                values |= {f"{metric}_control": value for metric, value in one.control.items()}
                 rest = {"loss": one.loss, "visibility": one.visibility or None, "seconds": one.seconds}
                 rows.append({**about, **_who(attack), **place, "reason": one.reason or None, **values, **rest})
         rows += _missing(cell, about)
@@ -117,6 +118,8 @@ def summary(study: Study) -> Rows:
             for metric in measures:
                 found = attacker.summary(metric)
                 row |= {f"{metric}_{part}": getattr(found, part) for part in ("mean", "low", "high", "n")}
+                if (control := attacker.control(metric)).n:
+                    row |= {f"{metric}_control_{part}": getattr(control, part) for part in ("mean", "low", "high")}
                 for worst in (each.summary(metric) for each in members):
                     row |= {f"{metric}_by_truth_{part}": getattr(worst, part) for part in ("mean", "low", "high")}
             # Floors are kept once, beside the attack as it was asked for.

@@ -82,6 +82,8 @@ def attackers_csv(conditions: Sequence[Condition], base: Path) -> str:
             row |= {"targets": len(one.targets), "failed": one.failed}
             for name in measures:
                 row |= _parts(name, one.summary(name))
+                if (control := one.control(name)).n:
+                    row |= _parts(f"control_{name}", control)
             rows.append({**row, "seconds": one.seconds, "folders": folders})
     for group in dict.fromkeys(one.apart for one in conditions):
         for name, blind in floors_of([one for one in conditions if one.apart == group]).items():
@@ -106,7 +108,7 @@ def latex(conditions: Sequence[Condition], title: str) -> str:
         found = one.summary(name)
         interval = half(found, measure)
         text = measure.text(found.mean) + (f" $\\pm$ {interval}" if interval else "")
-        return f"\\textbf{{{text}}}" if measure.leaks(found.mean) else text
+        return f"\\textbf{{{text}}}" if one.leaks(name, measure) else text
 
     def leak(find: Find, *, informed: bool) -> list[str]:
         entries = []

@@ -154,7 +154,9 @@ class ResultTable:
         if column.change:
             return shown(self._change(one, attacker, column.metric, targets[0].round), digits)
         rows = [{column.metric: _value(target, column.metric)} if target.done else None for target in targets]
-        return shown(summarize(rows, column.metric), digits) + self._paper(theirs)
+        control = summarize([target.control for target in targets if target.done], column.metric)
+        beside = "" if control.mean is None else f" (control {shown(control, digits)})"
+        return shown(summarize(rows, column.metric), digits) + beside + self._paper(theirs)
 
     def _title(self, column: Column) -> str:
         return self.measures[column.metric].title if column.metric in self.measures else column.metric

@@ -140,7 +140,15 @@ def in_numbers(members: Mapping[str, int]) -> str:
 
 
 def _leak(attacker: Attacker | None, metric: str, measure: Measure) -> Entry:
-    return NOTHING if attacker is None else leak_entry(attacker.summary(metric), measure, attacker.name)
+    """What an attacker reached, with its control below it where it needs one; marked if it leaks."""
+    if attacker is None:
+        return NOTHING
+    entry, control = leak_entry(attacker.summary(metric), measure, attacker.name), attacker.control(metric)
+    if control.mean is None:
+        return entry
+    beside = leak_entry(control, measure)
+    small = "; ".join(text for text in (entry.small, f"control {beside.text} {beside.small}".rstrip()) if text)
+    return entry._replace(small=small, style=entry.style if attacker.leaks(metric, measure) else "")
 
 
 def _targets(measures: Mapping[str, Measure], one: Condition) -> Entry:

@@ -46,6 +46,7 @@ def score_answer(
             return ScoredAnswer(_done(key, answer.notes), believed=answer)
         scores = score(answer.x, answer.y, *truth, metrics, tools)
         row = scores.row()
+        control = {} if answer.control is None else score(answer.control, answer.y, *truth, metrics, tools).row()
         members = {
             name: row if torch.equal(x, answer.x) and torch.equal(y, answer.y) else score(x, y, *truth, metrics, tools).row()
             for name, (x, y) in answer.others.items()
@@ -54,7 +55,8 @@ def score_answer(
     except ValueError as error:
         return _failed(key, str(error))
     target = _done(key, answer.notes, loss=answer.loss, values=row, unavailable=scores.unavailable)
-    return ScoredAnswer(replace(target, by_truth=_worst(row, members, metrics)), answer.x[scores.order])
+    target = replace(target, by_truth=_worst(row, members, metrics), control=control)
+    return ScoredAnswer(target, answer.x[scores.order])
 
 
 def _worst(answered: Row, members: Mapping[str, Row], metrics: Mapping[str, Metric]) -> dict[str, ByTruth]:

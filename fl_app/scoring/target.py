@@ -21,6 +21,7 @@ KEYS = (
     "unavailable",
     "floor",
     "by_truth",
+    "control",
 )
 """What a line holds beside metrics; no metric may have such a name."""
 
@@ -45,6 +46,8 @@ class TargetScore:
     """Means over the target's examples; empty where the attack answered with something else than a reconstruction."""
     by_truth: Mapping[str, ByTruth] = field(default_factory=dict)
     """Metric name -> the worst member, chosen by the truth, where an attack has several; `values` are what it answered."""
+    control: Row = field(default_factory=dict)
+    """What the same attack reached on an update that says nothing, where all that it draws looks like an example."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
     """Metric name -> why it has no value."""
     loss: float | None = None
@@ -85,6 +88,7 @@ class TargetScore:
         told = {"loss": self.loss, "attack": self.attack, "ledger": self.ledger, "visibility": self.visibility}
         found = {**line, **self.values, **told, "seconds": self.seconds, "unavailable": dict(self.unavailable)}
         worst = {key: one._asdict() for key, one in self.by_truth.items()}
+        found |= {"control": dict(self.control)} if self.control else {}
         return found | {"by_truth": worst} if worst else found
 
     @classmethod
@@ -106,6 +110,7 @@ class TargetScore:
             reason=str(line.get("reason", "")),
             values=values_of(line),
             by_truth=_by_truth(line.get("by_truth") or {}),
+            control=_control(line.get("control") or {}),
             unavailable={str(key): str(why) for key, why in unavailable.items()},
             loss=_number("loss", line.get("loss")),
             attack=str(line.get("attack", "")),
@@ -118,6 +123,11 @@ class TargetScore:
 def values_of(line: Mapping[str, Any]) -> Row:
     """The metrics of a line of scores.jsonl or floors.jsonl; ValueError if one is no number."""
     return {key: _number(key, value) for key, value in line.items() if key not in KEYS}
+
+
+def _control(found: Any) -> Row:
+    _check("control", found, (dict,))
+    return {str(key): _number(f"control {key}", value) for key, value in found.items()}
 
 
 def _by_truth(found: Any) -> dict[str, ByTruth]:

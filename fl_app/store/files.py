@@ -64,11 +64,27 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def save_tensors(path: Path, tensors: Tensors, notes: dict[str, str]) -> None:
-    """Write tensors atomically; they may share memory. RunError if they cannot be written."""
+def save_tensors(path: Path, tensors: Tensors, notes: dict[str, str], *, durable: bool = False) -> None:
+    """Write tensors atomically; they may share memory. RunError if they cannot be written.
+
+    A durable file is on the disk when this returns, so that it outlives a power cut.
+    """
     whole = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
     with _writing(path) as temporary:
         save_file(whole, temporary, metadata=notes)
+        if durable:
+            _flush(temporary)
+    if durable:
+        _flush(path.parent)  # its name, too
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def load_tensors(path: Path) -> tuple[Tensors, dict[str, str]]:

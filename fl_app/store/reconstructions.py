@@ -11,6 +11,7 @@ from fl_app.core.observation import Key
 from fl_app.store.files import RunError, load_tensors, save_tensors
 
 OTHERS = "others/"
+CONTROL = "control/x"
 
 
 class Reconstruction(NamedTuple):
@@ -22,6 +23,8 @@ class Reconstruction(NamedTuple):
     notes: dict[str, str]
     others: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType({})
     """What each member of the attack found, x and y by its name; empty if it has none."""
+    control: Tensor | None = None
+    """What the attack found in an update that says nothing, (examples, *shape); None if it needs no control."""
 
 
 class CandidateScores(NamedTuple):
@@ -44,12 +47,15 @@ def save_guess(
     loss: Tensor,
     notes: dict[str, str],
     others: Mapping[str, tuple[Tensor, Tensor]] = MappingProxyType({}),
+    control: Tensor | None = None,
 ) -> None:
     """Write one reconstruction atomically, with what else was found."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {"x": _kept(x), "y": y, "loss": loss.reshape(1)}
     for name, (other_x, other_y) in others.items():
         tensors |= {f"{OTHERS}{name}/x": _kept(other_x), f"{OTHERS}{name}/y": other_y}
+    if control is not None:
+        tensors[CONTROL] = _kept(control)
     save_tensors(path, tensors, notes)
 
 
@@ -72,7 +78,7 @@ def load_answer(path: Path) -> Reconstruction | CandidateScores:
     try:
         names = dict.fromkeys(name.rpartition("/")[0] for name in tensors if name.startswith(OTHERS))
         others = {name.removeprefix(OTHERS): (tensors[f"{name}/x"], tensors[f"{name}/y"]) for name in names}
-        return Reconstruction(tensors["x"], tensors["y"], tensors["loss"].item(), notes, others)
+        return Reconstruction(tensors["x"], tensors["y"], tensors["loss"].item(), notes, others, tensors.get(CONTROL))
     except (KeyError, RuntimeError) as error:
         raise RunError(f"{path} cannot be read: it is not a reconstruction ({error})") from None
 

@@ -14,7 +14,7 @@ from fl_app.core.local import LocalRule, local_update
 FEW = {
     "attribute": "attribute(column=kind)",
     "ci_net": "ci_net(iterations=100, lr=0.02, channels=4)",
-    "ci_net_lbfgs": "ci_net_lbfgs(iterations=50, channels=4)",
+    "ci_net_lbfgs": "ci_net_lbfgs(iterations=50, channels=4, seeds=2, refined=20)",
     "cosine_lbfgs": "cosine_lbfgs(iterations=100)",
     "dlg": "dlg(iterations=100, restarts=1)",
     "epochwise": "epochwise(iterations=100)",

@@ -11,7 +11,8 @@ from adversary.base import Public
 from adversary.priors import Norm, TotalVariation, total_variation
 from adversary.search.matching import Matching
 from adversary.search.observers import Observer
-from adversary.search.problem import LABELS, Problem
+from adversary.search.problem import Problem
+from adversary.search.variables import LABELS
 from adversary.spaces import ClassGaussian, Pixels
 from fl_app.core.local import LocalRule, local_update
 from helpers.tiny_search import CLASSES, EXAMPLES, MODEL, ROUNDS, RULE, SHAPE, TASK, Y, problem, streams, targets

@@ -13,6 +13,7 @@ import adversary
 from adversary.base import Guess
 from adversary.objectives import L2, Robust
 from adversary.search import checkpoint, progress
+from adversary.search.found import Found
 from adversary.search.optimizers import Adam, Optimizer
 from adversary.search.problem import Problem
 from adversary.spaces import Pixels
@@ -61,7 +62,7 @@ def walked(path, monkeypatch, **settings):
     optimizer = Scripted(path=path, iterations=settings.pop("iterations", len(path)), **settings)
     search = problem(optimizer=optimizer, objective=objective, space=Pixels(init="grey", boxed=False), seeds=1)
     losses = [search.losses({"x": torch.full((2, 1, EXAMPLES, *SHAPE), value)})[:, 0] for value in path]
-    return search.solve(), torch.stack(losses), steps
+    return search.solve().guess, torch.stack(losses), steps
 
 
 def test_the_best_point_that_was_looked_at_is_the_answer(monkeypatch):
@@ -125,7 +126,8 @@ def test_stages_share_the_iterations_evenly(stages, iterations, monkeypatch):
 
 def guessed(values, losses):
     x = torch.tensor(values).view(-1, 1, 1, 1, 1).expand(-1, EXAMPLES, *SHAPE).clone()
-    return Guess(x, torch.zeros(len(values), EXAMPLES, dtype=torch.int64), torch.tensor(losses))
+    guess = Guess(x, torch.zeros(len(values), EXAMPLES, dtype=torch.int64), torch.tensor(losses))
+    return Found(guess, {"x": x[:, None].clone()}, torch.tensor(losses))
 
 
 def test_targets_that_are_not_solved_are_tried_again_and_keep_their_best(monkeypatch):
@@ -140,13 +142,15 @@ def test_targets_that_are_not_solved_are_tried_again_and_keep_their_best(monkeyp
     optimizer = Adam(restarts=3, solved=0.1)
     found = problem(optimizer=optimizer).solve()
     assert asked == [[0, 1], [0], [0]]
-    assert found.loss.tolist() == pytest.approx([0.3, 0.05])
-    assert found.x[:, 0, 0, 0, 0].tolist() == [4.0, 2.0]
+    assert found.guess.loss.tolist() == pytest.approx([0.3, 0.05])
+    assert found.distance.tolist() == pytest.approx([0.3, 0.05])
+    assert found.guess.x[:, 0, 0, 0, 0].tolist() == [4.0, 2.0]
+    assert found.variables["x"][:, 0, 0, 0, 0, 0].tolist() == [4.0, 2.0]
     asked.clear()
     answers[:] = [guessed([1.0, 2.0], [nan, 0.1]), guessed([3.0, 5.0], [0.7, 0.1])]
     found = problem(optimizer=dataclasses.replace(optimizer, restarts=2)).solve()
     assert asked == [[0, 1], [0, 1]]  # 0.1 is not below 0.1, nor is NaN
-    assert found.x[:, 0, 0, 0, 0].tolist() == [3.0, 2.0]  # what is only as good changes nothing
+    assert found.guess.x[:, 0, 0, 0, 0].tolist() == [3.0, 2.0]  # what is only as good changes nothing
     asked.clear()
     answers[:] = [guessed([1.0, 2.0], [0.01, 0.01])]
     problem(optimizer=optimizer).solve()
@@ -242,6 +246,6 @@ def test_a_loss_that_is_not_finite_starts_anew_unless_the_steps_take_it_back(mon
 
         search.gradients, fresh = gradients, []
         search._start_anew = lambda broken, variables, fresh=fresh: fresh.append(broken.tolist()) or variables
-        guess = search.solve()
+        guess = search.solve().guess
         assert fresh == [[[False, True, False], [False, False, False]]] * resets
         assert guess.loss.isfinite().all()

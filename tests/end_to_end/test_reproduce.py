@@ -37,7 +37,7 @@ def plan_of(name, scale, tmp_path):
 
 def test_there_is_one_of_each_paper_and_the_trade_off():
     papers = ["drop-fedsgd", "fedem", "gradient-dropout", "latent-perturbation", "refiner"]
-    assert sorted([*papers, "malicious", "text", "tradeoff"]) == NAMES
+    assert sorted([*papers, "generative", "malicious", "text", "tradeoff"]) == NAMES
     assert {("smoke", name) for name in NAMES} <= {(scale, name) for name, scale in SCALES}
     assert {("cpu", name) for name in NAMES} <= {(scale, name) for name, scale in SCALES}
     assert {("paper", name) for name in papers} <= {(scale, name) for name, scale in SCALES}

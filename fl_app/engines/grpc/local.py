@@ -22,7 +22,7 @@ from fl_app.engines.grpc.processes import Processes, check_free, free_port, prog
 from fl_app.engines.serving import serve
 from fl_app.engines.watcher import Watcher
 from fl_app.experiment.config import Experiment
-from fl_app.experiment.limits import check_limits
+from fl_app.experiment.limits import check_limits, check_message
 from fl_app.store.files import make_folder
 from fl_app.store.runs import RunDir
 
@@ -144,6 +144,7 @@ def serve_on(
 def _ready(experiment: Experiment, *, resume: bool) -> None:
     """Refuse what the server would refuse, before processes are started and clients waited for."""
     check_limits(experiment)
+    check_message(experiment)
     if experiment.run_dir:
         if not resume:
             RunDir.refuse_present(Path(experiment.run_dir))

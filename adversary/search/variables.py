@@ -1,0 +1,24 @@
+"""The variables of a search by name: those of the space, labels, and under "0/name" what an observer does not know."""
+
+from torch import Tensor
+
+from fl_app.core.local import Tensors
+
+LABELS = "labels"
+"""The variable that holds the label logits, (targets, seeds, examples, classes), where labels are searched for."""
+
+
+def of_space(variables: Tensors) -> Tensors:
+    """The variables that stand for examples: neither labels nor what is not known of a defense."""
+    return {name: value for name, value in variables.items() if name != LABELS and "/" not in name}
+
+
+def of_observer(variables: Tensors, number: int) -> Tensors:
+    """The variables of an observer, by its own names."""
+    prefix = f"{number}/"
+    return {name.removeprefix(prefix): value for name, value in variables.items() if name.startswith(prefix)}
+
+
+def like(mask: Tensor, value: Tensor) -> Tensor:
+    """A mask of the first dimensions in a shape that broadcasts over a value."""
+    return mask.view(*mask.shape, *[1] * (value.ndim - mask.ndim))
