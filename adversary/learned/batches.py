@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from adversary.base import Public
-from adversary.learned.decoder import HELD_OUT, PATIENCE, Training, network
+from adversary.learned.decoder import PATIENCE, Training, network
 from adversary.learned.sketch import Sketch
 from adversary.learned.updates import at_once, groups
 from fl_app.core.local import Tensors
@@ -25,16 +25,16 @@ class Made(NamedTuple):
 
     task: Task
     seen: Observation
-    public: Public
+    used: Public
+    held: Public
+    """Public examples that are held out, of which no version is among those that are used."""
     buckets: int
 
 
 def learned(made: Made, training: Training, rng: torch.Generator) -> Tensors:
     """All that `decoded` needs; groups of public examples and the draws of the defense are others in each epoch."""
-    task, seen, public, buckets = made
-    size, last = seen.num_examples, int(len(public.x) * (1 - HELD_OUT))
-    held = Public(public.x[last:], public.y[last:])
-    used = Public(public.x[:last], public.y[:last])
+    task, seen, used, held, buckets = made
+    size = seen.num_examples
     few = groups(used, CHUNK, size, rng)
     sketch = Sketch.drawn(at_once(task, seen, *few, rng), buckets, rng)
 

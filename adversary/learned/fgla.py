@@ -3,27 +3,24 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from adversary.base import Attack, AttackError, Facts, Guess, Informed, Public
+from adversary.base import AttackError, Facts, Guess, Informed, Public
 from adversary.labels import LabelRule, as_gradient, infer
 from adversary.learned import decoder
+from adversary.learned.base import Decoding
 from adversary.learned.spent import enough, remark, spent
-from adversary.search.optimizers import Count, Rate
-from fl_app.core.local import LocalRule, Tensors
+from fl_app.core.local import Tensors
 from fl_app.core.observation import Observation, Task
-from fl_app.core.space import Images
 
 TINY = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class FGLA(Attack):
+class FGLA(Decoding):
     """Reads what enters the last linear layer off its gradient, and decodes it as it learned on public images.
 
     A row of that gradient over the bias's entry is the feature of the class's example, once what the other examples add to
@@ -31,35 +28,17 @@ class FGLA(Attack):
     one picture. The decoder is ours: a line and an MLP in the place of the paper's transposed convolutions.
     """
 
-    trained: ClassVar[bool] = True
     labels: LabelRule = "count"
-    hidden: Annotated[int, Field(ge=1, le=2**14)] = 1024
-    epochs: Annotated[int, Field(ge=0, le=10_000)] = 6
-    lr: Rate = 3e-4
-    batch: Count = 256
-    flips: bool = True
-    """Whether mirrored images are learned from, too (ours): not for digits."""
-    public: Annotated[int, Field(ge=500, le=10**6)] = 10_000
-    """The most public examples that it learns from."""
-
-    @property
-    def public_wanted(self) -> int:  # type: ignore[override]
-        """As many as it is set to."""
-        return self.public
 
     def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
         """The decoder, at the weights of the round; the defense does not matter to it."""
-        if not isinstance(task.space, Images):
-            raise AttackError("fgla rebuilds images: for rows of a table use ridge")
+        self.of_images(task)
         name, began, public = last_linear(task.model, seen.update), time.monotonic(), enough("fgla", public, self.public)
-        x, y = public.x, public.y
-        if self.flips:
-            x, y = torch.cat([x, x.flip(-1)]), torch.cat([y, y])
-        features = entering(task.model, seen.params, name, x)
-        training = decoder.Training(hidden=self.hidden, epochs=self.epochs, lr=self.lr, batch=self.batch)
+        used = self.shown(public)
+        features = entering(task.model, seen.params, name, used.x)
         # Features say what they are without their class.
-        known = decoder.Known(features, x.flatten(1), torch.zeros_like(y), torch.arange(len(y)) % len(public.y))
-        found = decoder.learned(known, 1, training, rng)
+        known = self.known(features, used, public, torch.zeros_like(used.y))
+        found = decoder.learned(known, 1, self.training, rng)
         return {**found, **spent(public, began)}
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
@@ -78,10 +57,6 @@ class FGLA(Attack):
     def informed(self, defense: str, facts: Facts) -> list[Informed]:
         """Nothing: what it learned does not depend on the defense."""
         return []
-
-    def cost(self, examples: int, rule: LocalRule) -> float:
-        """As much as a few iterations per target: nearly all of its work is done before."""
-        return 100.0 * examples * rule.steps
 
 
 def last_linear(model: nn.Module, update: Tensors) -> str:

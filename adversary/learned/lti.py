@@ -3,29 +3,28 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from adversary.base import Attack, AttackError, Facts, Guess, Informed, Public
+from adversary.base import AttackError, Facts, Guess, Informed, Public
 from adversary.labels import LabelRule, infer
 from adversary.learned import batches, decoder
+from adversary.learned.base import Decoding
 from adversary.learned.sketch import Sketch
 from adversary.learned.spent import enough, remark, spent
 from adversary.learned.updates import at_once, stacked
-from adversary.search.optimizers import Count, Rate
-from fl_app.core.local import LocalRule, Tensors
+from fl_app.core.local import Tensors
 from fl_app.core.observation import Observation, Task
-from fl_app.core.space import Images
 
 CHUNK = 500
 """Updates that are held at once before they are sketched."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LTI(Attack):
+class LTI(Decoding):
     """Learns on public images, at the weights of the round and through the defense, what an update gives away.
 
     Of one image per update a line for each class says most, and the MLP of the paper learns what it misses (ours: the paper has
@@ -33,34 +32,18 @@ class LTI(Attack):
     pairs. Which class a line is of is inferred from the update.
     """
 
-    trained: ClassVar[bool] = True
     sketch: Annotated[int, Field(ge=16, le=2**17)] = 4096  # the paper: half of the entries or fewer
-    hidden: Annotated[int, Field(ge=1, le=2**14)] = 1024  # the paper: 3,000; ours for two cores
-    epochs: Annotated[int, Field(ge=0, le=10_000)] = 6  # the paper: 200; here it stops once it no longer helps
-    lr: Rate = 3e-4  # the paper: 1e-4 for many more epochs
-    batch: Count = 256
-    flips: bool = True
-    """Whether mirrored images are learned from, too (ours): not for digits."""
-    public: Annotated[int, Field(ge=500, le=10**6)] = 10_000
-    """The most public examples that it learns from."""
-
-    @property
-    def public_wanted(self) -> int:  # type: ignore[override]
-        """As many as it is set to."""
-        return self.public
 
     def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
         """A sketch of updates, and from there the examples."""
-        if not isinstance(task.space, Images):
-            raise AttackError("lti rebuilds images: for rows of a table use ridge")
+        self.of_images(task)
         began, public = time.monotonic(), enough("lti", public, self.public)
-        used = public
-        if self.flips:
-            used = Public(torch.cat([public.x, public.x.flip(-1)]), torch.cat([public.y, public.y]))
-        training = decoder.Training(hidden=self.hidden, epochs=self.epochs, lr=self.lr, batch=self.batch)
         if seen.num_examples > 1:
-            made = batches.Made(task, seen, used, self.sketch)
-            return {**batches.learned(made, training, rng), **spent(public, began)}
+            last = int(len(public.x) * (1 - decoder.HELD_OUT))
+            used, held = (Public(public.x[part], public.y[part]) for part in (slice(last), slice(last, None)))
+            made = batches.Made(task, seen, self.shown(used), held, self.sketch)
+            return {**batches.learned(made, self.training, rng), **spent(public, began)}
+        used = self.shown(public)
         x, y = used.x[:, None], used.y[:, None]
         sketch = Sketch.drawn(at_once(task, seen, x[:CHUNK], y[:CHUNK], rng), self.sketch, rng)
 
@@ -71,8 +54,8 @@ class LTI(Attack):
         few = (x[:16], y[:16])
         first, again = (sketch.of(at_once(task, seen, *few, rng)) for _ in range(2))
         anew = None if torch.equal(first, again) else drawn
-        known = decoder.Known(drawn(), used.x.flatten(1), used.y, torch.arange(len(used.y)) % len(public.y))
-        found = decoder.learned(known, task.num_classes, training, rng, anew)
+        known = self.known(drawn(), used, public, used.y)
+        found = decoder.learned(known, task.num_classes, self.training, rng, anew)
         return {**found, **sketch._asdict(), **spent(public, began)}
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
@@ -92,7 +75,3 @@ class LTI(Attack):
     def informed(self, defense: str, facts: Facts) -> list[Informed]:
         """The same, learned through the defense."""
         return [] if defense == "none" else [Informed("", self, "learns through the defense")]
-
-    def cost(self, examples: int, rule: LocalRule) -> float:
-        """As much as a few iterations per target: nearly all of its work is done before."""
-        return 100.0 * examples * rule.steps
