@@ -15,6 +15,7 @@ from adversary.exact.peeling import Peeling
 from adversary.exact.readout import ReadOut
 from adversary.exact.spear import Spear
 from adversary.exact.traps import TrapsReadout
+from adversary.generative import GGL, GIAS, GIFD
 from adversary.inference.alignment import Alignment
 from adversary.inference.attribute import Attribute
 from adversary.inference.labels import LabelDistribution
@@ -31,8 +32,10 @@ from adversary.local_steps import SME, Epochwise
 from adversary.presets import (
     DLG,
     IDLG,
+    ROG,
     CINet,
     CINetLBFGS,
+    CoarseToFine,
     CosineLBFGS,
     GaussNewton,
     GradInversion,
@@ -56,6 +59,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "ci_net_lbfgs": CINetLBFGS,
     "closed_form": ClosedForm,
     "cocktail_party": CocktailParty,
+    "coarse_to_fine": CoarseToFine,
     "cosine_lbfgs": CosineLBFGS,
     "dager": Dager,
     "dlg": DLG,
@@ -63,6 +67,9 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "fgla": FGLA,
     "fishing": FishingReadout,
     "gauss_newton": GaussNewton,
+    "ggl": GGL,
+    "gias": GIAS,
+    "gifd": GIFD,
     "grad_inversion": GradInversion,
     "idlg": IDLG,
     "imprint": ImprintReadout,
@@ -82,6 +89,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "property": Property,
     "readout": ReadOut,
     "ridge": Ridge,
+    "rog": ROG,
     "rows": RowSearch,
     "series": Series,
     "sme": SME,

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Self
 
 import torch
@@ -149,8 +149,8 @@ class Shell(Objective):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masked(Objective):
-    """Another objective on the entries that are not zero in what was sent: those that a sparse defense kept."""
+class OnSome(Objective):
+    """Another objective on some of the entries; subclasses say on which."""
 
     objective: Annotated[Objective, Named("objective", lambda: registered())]
 
@@ -164,21 +164,52 @@ class Masked(Objective):
         """As the other objective."""
         return self.objective.squares
 
+    @abstractmethod
+    def chosen(self, value: Tensor) -> Tensor:
+        """Which entries of a tensor that was sent count, bool."""
+
     def __call__(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
-        """The distance on the support of what was sent."""
-        return self.objective({name: dummy[name] * (seen[name] != 0) for name in seen}, seen, progress)
+        """The distance on the entries that count."""
+        return self.objective(*self._some(dummy, seen), progress)
 
     def residuals(self, dummy: Tensors, seen: Tensors, progress: float) -> Tensor:
-        """Those of the other objective on the support."""
-        return self.objective.residuals({name: dummy[name] * (seen[name] != 0) for name in seen}, seen, progress)
+        """Those of the other objective there."""
+        return self.objective.residuals(*self._some(dummy, seen), progress)
 
     def fitted(self, update: Tensors, task: Task) -> Self:
         """Fit the other objective."""
-        return type(self)(objective=self.objective.fitted(update, task))
+        return replace(self, objective=self.objective.fitted(update, task))
 
     def kept(self, update: Tensors) -> list[str]:
         """What the other objective looks at."""
         return self.objective.kept(update)
+
+    def _some(self, dummy: Tensors, seen: Tensors) -> tuple[Tensors, Tensors]:
+        chosen = {name: self.chosen(value) for name, value in seen.items()}
+        return {name: dummy[name] * chosen[name] for name in seen}, {name: seen[name] * chosen[name] for name in seen}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(OnSome):
+    """Another objective on the entries that are not zero in what was sent: those that a sparse defense kept."""
+
+    def chosen(self, value: Tensor) -> Tensor:
+        """Those that are not zero."""
+        return value != 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partial(OnSome):
+    """Another objective on the largest entries of each tensor that was sent (Fan et al. 2025, FedLeak, partial matching)."""
+
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Of the entries of a tensor."""
+
+    def chosen(self, value: Tensor) -> Tensor:
+        """The largest by size."""
+        size = value.abs().flatten()
+        least = size.topk(max(1, round(self.share * len(size))), sorted=True).values[-1]
+        return value.abs() >= least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +255,7 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "ignoring": Ignoring,
     "l2": L2,
     "masked": Masked,
+    "partial": Partial,
     "relative": Relative,
     "robust": Robust,
     "shell": Shell,
@@ -233,10 +265,11 @@ OBJECTIVES: dict[str, Callable[..., Objective]] = {
 
 def registered() -> Registry[Objective]:
     """All objectives, those of text and of informed attackers included."""
+    from adversary.adapted import Adapted
     from adversary.informed import pieces
     from adversary.text import objectives as text
 
-    return {**OBJECTIVES, **text.OBJECTIVES, **pieces.OBJECTIVES}
+    return {**OBJECTIVES, "adapted": Adapted, **text.OBJECTIVES, **pieces.OBJECTIVES}
 
 
 def squared_l2(dummy: Tensors, seen: Tensors) -> Tensor:

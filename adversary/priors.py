@@ -32,6 +32,8 @@ class Scene(NamedTuple):
 
     targets: list[tuple[Observation, ...]]
     task: Task
+    classes: Tensor | None = None
+    """(targets, examples), unless labels are searched for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,10 +178,11 @@ PRIORS: dict[str, Callable[..., Prior]] = {
 
 def registered() -> Registry[Prior]:
     """All priors, those of informed attackers included, which need the defenses' own networks."""
+    from adversary.feature_targets import FeatureTargets
     from adversary.informed import pieces
     from adversary.text.priors import WordNorm
 
-    return {**PRIORS, "word_norm": WordNorm, **pieces.PRIORS}
+    return {**PRIORS, "features": FeatureTargets, "word_norm": WordNorm, **pieces.PRIORS}
 
 
 def total_variation(x: Tensor) -> Tensor:

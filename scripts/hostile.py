@@ -35,6 +35,7 @@ WARM = (
     "fl_app.cli.attack",
     "fl_app.cli.audit",
     "fl_app.cli.evaluator",
+    "fl_app.cli.generator",
     "fl_app.analysis.fit_rule",
     "fl_app.analysis.gate_app",
     "fl_app.attacking.background",

@@ -16,8 +16,8 @@ from client_defenses.gradient_dropout import GradientDropout
 from client_defenses.mask import Mask
 from client_defenses.ppfa import PPFA
 
-PRIOR = 1e-3
-"""Total variation of a search in a denoised update: more hides what is left of it (ours)."""
+PRIOR = 3e-3
+"""Total variation of a search in a denoised update (ours, the better of 0.001 and 0.003 on 8 CIFAR-10 images)."""
 
 
 def attackers(attack: Matching, defense: Defense, facts: Facts) -> list[Informed]:

@@ -10,6 +10,8 @@ from fl_app.core.local import Tensors
 
 ARMIJO = 1e-4
 SHORTEST = 1e-8
+HISTORY_LENGTH = 50
+"""Steps that are remembered."""
 HISTORY = ("_steps", "_changes", "_inverse")
 """What L-BFGS remembers of its last steps."""
 
@@ -17,7 +19,7 @@ HISTORY = ("_steps", "_changes", "_inverse")
 class BatchedLBFGS:
     """Two-loop recursion and Armijo backtracking over (problems, dimensions); every call costs one evaluation."""
 
-    def __init__(self, lr: float = 1.0, history: int = 50) -> None:
+    def __init__(self, lr: float = 1.0, history: int = HISTORY_LENGTH) -> None:
         self.lr, self.history = lr, history
         # Newest last, each (problems, dimensions); a pair that a problem does not have is zero.
         self._steps: list[Tensor] = []

@@ -2,7 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+<<<<<<< HEAD
 from typing import Annotated
+=======
+from math import prod
+from typing import Annotated, ClassVar
+>>>>>>> main
 
 import torch
 from pydantic import Field
@@ -17,6 +22,7 @@ from adversary.labels import LabelRule
 from adversary.objectives import L2, Objective
 from adversary.priors import Prior
 from adversary.search import observers as observer_pieces
+from adversary.search.footprint import SMALL, most_at_once
 from adversary.search.observers import Observer
 from adversary.search.optimizers import OPTIMIZERS, Adam, Count, Optimizer
 from adversary.search.phases import PHASES, Phase
@@ -50,6 +56,13 @@ class Matching(Attack):
     """Further searches over other spaces, one after the other, each from what the last one found."""
     seeds: Count = 1
     """Reconstructions of a target that are searched side by side."""
+    tries: Count = 1
+    """Draws of which the search starts from the one with the least loss: a forward pass each (GI-NAS's trick)."""
+    further: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the slope that is taken a step of length one further up, which prefers flat places; twice the work.
+
+    FedLeak's gradient regularisation (Fan et al. 2025); for adam, as a line search is misled by it.
+    """
     pooled: bool = False
     """Go on, in the next phase, from the mean of all seeds instead of the best (ours)."""
     recounts: Annotated[int, Field(ge=0, le=100)] = 0
@@ -57,7 +70,7 @@ class Matching(Attack):
     rounds: Count = 1
     """Match so many rounds of a client with one reconstruction, if it was granted that its examples repeat."""
     at_once: Count = 64
-    """How many reconstructions are searched together; bounds the memory."""
+    """How many reconstructions are searched together, at the most; fewer where memory has no room for them."""
     compiled: bool = False
     """Compile the step with torch.compile: faster, after half a minute; needs a C++ compiler, rounds in another way."""
 
@@ -109,9 +122,10 @@ class Matching(Attack):
 
     def cost(self, examples: int, rule: LocalRule) -> float:
         """Iterations times attempts times examples."""
-        tries = self.optimizer.work * self.optimizer.restarts * self.seeds + sum(one.optimizer.work for one in self.phases)
-        tries *= 1 + self.space.generative
-        return float(tries * examples * (rule.steps if all(one.unrolls for one in self.observers) else 1))
+        work = self.optimizer.work * self.optimizer.restarts * self.seeds + sum(one.optimizer.work for one in self.phases)
+        work += self.tries * self.seeds * bool(self.tries - 1)  # a forward pass and a gradient each
+        work *= (1 + self.space.generative) * (1 + bool(self.further))
+        return float(work * examples * (rule.steps if all(one.unrolls for one in self.observers) else 1))
 
     def shortened(self, iterations: int) -> "Matching":
         """The same search with so many iterations."""
@@ -158,7 +172,7 @@ class Matching(Attack):
     def _searched(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Attack the targets in groups that share the weights of a round."""
         guesses: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        for group in self._groups(seen):
+        for group in self._groups(seen, self._at_once(seen, task)):
             targets: list[Target] = [tuple(seen[i] for i in members) for members in group]
             own = [streams[members[0]] for members in group]
             classes = None
@@ -186,12 +200,24 @@ class Matching(Attack):
             best = found.where_better(best)
         return best.guess
 
-    def _groups(self, seen: Sequence[Observation]) -> list[list[tuple[int, ...]]]:
+    def _at_once(self, seen: Sequence[Observation], task: Task) -> int:
+        """How many targets are searched together: as many as `at_once` says and memory has room for."""
+        wanted, one = max(1, self.at_once // self.seeds), seen[0]
+        numbers = sum(value.numel() for value in one.params.values()) + one.num_examples * prod(task.space.shape)
+        if self.of_text or numbers * self.seeds * min(wanted, len(seen)) <= SMALL:
+            return wanted
+        target = tuple(seen[i] for i in self._targets(seen)[0])
+        classes = None if self.labels == "joint" else [torch.zeros(one.num_examples, dtype=torch.int64)]
+        searches = [self, *(replace(self, space=phase.space, optimizer=phase.optimizer, seeds=1) for phase in self.phases)]
+        searches = [replace(search, compiled=False).taught(self.learned) for search in searches]
+        rng = torch.Generator()
+        return most_at_once(wanted, max(Problem(each, [target], task, [rng], classes).footprint() for each in searches))
+
+    def _groups(self, seen: Sequence[Observation], size: int) -> list[list[tuple[int, ...]]]:
         """Targets, each the positions of its rounds, in groups with the same weights that are searched at once."""
         by_weights: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for members in self._targets(seen):
             by_weights.setdefault(tuple(id(seen[i].params) for i in members), []).append(members)
-        size = max(1, self.at_once // self.seeds)
         return [group[i : i + size] for group in by_weights.values() for i in range(0, len(group), size)]
 
     def _targets(self, seen: Sequence[Observation]) -> list[tuple[int, ...]]:

@@ -3,14 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from adversary.search.cma_es import CMASteps
 from adversary.search.gauss_newton import BatchedGaussNewton
-from adversary.search.lbfgs import BatchedLBFGS
+from adversary.search.lbfgs import HISTORY_LENGTH, BatchedLBFGS
+from adversary.search.variables import joined, parted
 from fl_app.core.local import Tensors
 from fl_app.core.spec import Checked
 
@@ -55,6 +57,8 @@ class Optimizer(Checked, ABC):
     """Attempts per target; only targets whose loss is not below `solved` are tried again."""
     solved: Annotated[float, Field(ge=0)] = 0.0
     """The loss, without priors, below which a target counts as found; 0: never."""
+    needs_gradients: ClassVar[bool] = True
+    """Whether its steps follow gradients; without, only losses are computed."""
 
     @abstractmethod
     def start(self, residuals: Residuals) -> Steps:
@@ -64,6 +68,11 @@ class Optimizer(Checked, ABC):
     def work(self) -> float:
         """About how many gradients of a reconstruction one attempt takes."""
         return float(self.iterations)
+
+    @property
+    def remembers(self) -> int:
+        """How many numbers it keeps for each variable, from step to step."""
+        return 2
 
     @property
     def survives(self) -> bool:
@@ -98,6 +107,11 @@ class LBFGS(Optimizer):
         return LBFGSSteps(self.lr)
 
     @property
+    def remembers(self) -> int:
+        """Its history of steps and changes."""
+        return 2 * HISTORY_LENGTH
+
+    @property
     def survives(self) -> bool:
         """Its line search takes back a step that led to a loss that is not finite."""
         return True
@@ -126,7 +140,32 @@ class GaussNewton(Optimizer):
         return True
 
 
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "gauss_newton": GaussNewton, "lbfgs": LBFGS}
+@dataclass(frozen=True, kw_only=True)
+class CMA(Optimizer):
+    """CMA-ES (Hansen 2016, by the library `cma`), one strategy per target: the seeds of the search are its population."""
+
+    needs_gradients = False
+    iterations: Count = 300
+    """Generations."""
+    lr: Rate = 0.5
+    """Standard deviation of the first generation (ours), around the best of the starts."""
+
+    def start(self, residuals: Residuals) -> Steps:
+        """A strategy per target, made at the first step."""
+        return CMASteps(self.lr)
+
+    @property
+    def survives(self) -> bool:
+        """A candidate whose loss is not finite is the worst one."""
+        return True
+
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "adam": Adam,
+    "cma": CMA,
+    "gauss_newton": GaussNewton,
+    "lbfgs": LBFGS,
+}
 
 
 class AdamSteps:
@@ -235,14 +274,3 @@ class GaussNewtonSteps(Joined):
         """One Gauss-Newton step."""
         self._like = variables
         return parted(self._inner.step(joined(variables), loss.flatten()), variables)
-
-
-def joined(variables: Tensors) -> Tensor:
-    """Variables, each (targets, seeds, ...), as one vector per reconstruction: (targets * seeds, dimensions)."""
-    return torch.cat([value.flatten(2) for value in variables.values()], dim=2).flatten(0, 1)
-
-
-def parted(point: Tensor, like: Tensors) -> Tensors:
-    """Such vectors as variables with the names and shapes of others."""
-    parts = point.split([value[0, 0].numel() for value in like.values()], dim=1)
-    return {name: part.reshape(value.shape).contiguous() for (name, value), part in zip(like.items(), parts, strict=True)}

@@ -12,6 +12,7 @@ from torch.func import grad_and_value, vmap
 from adversary.base import AttackError, Guess
 from adversary.priors import Scene
 from adversary.search.checkpoint import Attempt, Checkpoint
+from adversary.search.footprint import bytes_of
 from adversary.search.found import Found
 from adversary.search.observers import Local
 from adversary.search.progress import Pace, out_of_time
@@ -25,6 +26,7 @@ from fl_app.core.spec import text_of
 if TYPE_CHECKING:
     from adversary.search.matching import Matching
 
+TINY = 1e-30
 CHUNK = 2**26
 """Numbers that the gradients of candidates may have at once: 256 MB of float32."""
 Target = tuple[Observation, ...]
@@ -59,7 +61,7 @@ class Problem:
         self.kept = self.objective.kept(first.update)
         self.views = [view_of(seen) for seen in zip(*targets, strict=True)]
         self.said = [prior for prior in attack.priors if prior.says(task.space)]
-        self.priors = [prior.bind(Scene(list(targets), task)) for prior in self.said]
+        self.priors = [prior.bind(Scene(list(targets), task, self.classes)) for prior in self.said]
         self.progress = 0.0
         self._distance: Tensor | None = None
         self._compiled: Compiled | None = self._compile() if attack.compiled else None
@@ -76,10 +78,36 @@ class Problem:
             self._start = {**self.space.continued(of_space(found.every or found.variables), before.space), **kept}
         return self
 
+    def footprint(self) -> int:
+        """About how many bytes a step of these targets takes, and what the optimiser remembers; none of their draws is used."""
+        streams = self.streams
+        self.streams = [torch.Generator().manual_seed(0) for _ in streams]
+        try:
+            start = self._start or self._drawn()
+            kept = sum(value.nbytes for value in start.values()) * self.attack.optimizer.remembers
+            return bytes_of(lambda: self.gradients(start)) + kept
+        finally:
+            self.streams = streams
+
     def draw(self) -> Tensors:
-        """Starts: the space's variables, and label logits if labels are searched for, each (targets, seeds, ...)."""
+        """Starts: where the search before it ended, or the best of some draws by the loss; each (targets, seeds, ...)."""
         if self._start:
             return {name: value.clone() for name, value in self._start.items()}
+        best = self._drawn()
+        if self.attack.tries == 1:
+            return best
+        with torch.no_grad():
+            least = self.losses(best)
+            for _ in range(self.attack.tries - 1):
+                other = self._drawn()
+                loss = self.losses(other)
+                better = loss < least
+                least = torch.where(better, loss, least)
+                best = {name: torch.where(like(better, value), other[name], value) for name, value in best.items()}
+        return best
+
+    def _drawn(self) -> Tensors:
+        """Draws of the space's variables, and of label logits if labels are searched for."""
         drawn = []
         for stream, target in zip(self.streams, self.targets, strict=True):
             z = self.space.draw(self.attack.seeds, self.examples, stream)
@@ -149,7 +177,24 @@ class Problem:
         return flat.view(targets, seeds, *flat.shape[1:])
 
     def gradients(self, variables: Tensors) -> tuple[Tensor, Tensors]:
-        """(the losses, their gradients by all that is searched for)."""
+        """(the losses, the slopes to follow): their gradients by all that is searched for, and a share of those further up.
+
+        An optimiser that needs no gradients gets none.
+        """
+        if not self.attack.optimizer.needs_gradients:
+            with torch.no_grad():
+                return self.losses(variables), {}
+        loss, grads = self._slopes(variables)
+        share, distance = self.attack.further, self._distance
+        if not share:
+            return loss, grads
+        size = torch.stack([value.flatten(2).square().sum(-1) for value in grads.values()]).sum(0).sqrt() + TINY
+        _, above = self._slopes({name: value + grads[name] / like(size, value) for name, value in variables.items()})
+        self._distance = distance
+        return loss, {name: torch.lerp(value, above[name], share) for name, value in grads.items()}
+
+    def _slopes(self, variables: Tensors) -> tuple[Tensor, Tensors]:
+        """(the losses, their gradients)."""
         if self._compiled is not None:
             with torch.no_grad():
                 grads, (_, loss) = self._compiled(variables)

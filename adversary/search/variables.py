@@ -1,5 +1,6 @@
 """The variables of a search by name: those of the space, labels, and under "0/name" what an observer does not know."""
 
+import torch
 from torch import Tensor
 
 from fl_app.core.local import Tensors
@@ -22,3 +23,14 @@ def of_observer(variables: Tensors, number: int) -> Tensors:
 def like(mask: Tensor, value: Tensor) -> Tensor:
     """A mask of the first dimensions in a shape that broadcasts over a value."""
     return mask.view(*mask.shape, *[1] * (value.ndim - mask.ndim))
+
+
+def joined(variables: Tensors) -> Tensor:
+    """Variables, each (targets, seeds, ...), as one vector per reconstruction: (targets * seeds, dimensions)."""
+    return torch.cat([value.flatten(2) for value in variables.values()], dim=2).flatten(0, 1)
+
+
+def parted(point: Tensor, like: Tensors) -> Tensors:
+    """Such vectors as variables with the names and shapes of others."""
+    parts = point.split([value[0, 0].numel() for value in like.values()], dim=1)
+    return {name: part.reshape(value.shape).contiguous() for (name, value), part in zip(like.items(), parts, strict=True)}

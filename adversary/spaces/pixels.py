@@ -33,9 +33,7 @@ class _Pixels(Free):
 
     def __init__(self, settings: Pixels, task: Task, classes: Tensor | None = None) -> None:
         self.classes = classes
-        layer = getattr(task.model, "normalize", None)
-        self.mean: Tensor | float = layer.mean if layer is not None else 0.0
-        self.std: Tensor | float = layer.std if layer is not None else 1.0
+        self.mean, self.std = scale_of(task)
         self.settings, self.space = settings, task.space
 
     def draw(self, seeds: int, examples: int, stream: torch.Generator) -> Tensors:
@@ -55,6 +53,12 @@ class _Pixels(Free):
 
     def project(self, z: Tensors) -> Tensors:
         return {"x": (self.space.hull(self.inputs(z)) - self.mean) / self.std} if self.settings.boxed else z
+
+
+def scale_of(task: Task) -> tuple[Tensor | float, Tensor | float]:
+    """Mean and std by channel of the model's first layer, if that normalises; else 0 and 1."""
+    layer = getattr(task.model, "normalize", None)
+    return (0.0, 1.0) if layer is None else (layer.mean, layer.std)
 
 
 def _cpu(value: Tensor | float) -> Tensor | float:

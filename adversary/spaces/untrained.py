@@ -17,11 +17,13 @@ from fl_app.core.local import Tensors
 from fl_app.core.observation import Task
 
 Channels = Annotated[int, Field(ge=0, le=1024)]
-"""Of each convolution; 0: 32, doubled until a network has more than four weights for each pixel of a batch (the paper's)."""
+"""Of convolutions below 64 pixels; 0: 32, doubled until there are over four weights for each pixel of a batch (the paper's)."""
 CODE = 128
 """Numbers that an image is made of, drawn once and never moved (the paper's)."""
 SMALLEST = 4
 """Pixels on a side from which images are enlarged, or the next that halving comes to (the paper's)."""
+LARGE = 64
+"""Pixels on a side from which on each size has half the channels of the one before (the paper's)."""
 SLOPE = 0.1
 """Of leaky ReLUs (the paper's)."""
 
@@ -31,8 +33,8 @@ class Untrained(Parametrisation):
     """x = sigmoid(G(code)) with one network G for each reconstruction, whose weights are searched (Zhang et al. 2023, CI-Net).
 
     Between 4 x 4 pixels and the image's size there are two convolutions of 3 x 3 at each size, each normalised over the batch
-    and followed by a leaky ReLU; sizes double by repeating pixels. Without the paper's spectral norm, and with a sigmoid
-    where it has a tanh (ours).
+    and followed by a leaky ReLU; sizes double by repeating pixels, and from 64 pixels on channels are halved each time. Without
+    the paper's spectral norm, and with a sigmoid where it has a tanh (ours).
     """
 
     channels: Channels = 0
@@ -61,11 +63,13 @@ class _Networks(Free):
         return self._shapes(channels)
 
     def _shapes(self, channels: int) -> dict[str, tuple[int, ...]]:
+        large = [max(size) >= LARGE for size in self.sizes]
+        widths = [max(1, channels >> sum(large[: stage + 1])) for stage in range(len(self.sizes))]
+        out = [channels, *(width for width in widths for _ in range(2))]
         found: dict[str, tuple[int, ...]] = {"first": (CODE, channels, *self.sizes[0])}
-        found |= {f"conv{i}": (channels, channels, 3, 3) for i in range(2 * len(self.sizes))}
-        found |= {f"scale{i}": (channels,) for i in range(2 * len(self.sizes) + 1)}
-        found |= {f"shift{i}": (channels,) for i in range(2 * len(self.sizes) + 1)}
-        return {**found, "last": (self.colours, channels, 1, 1), "bias": (self.colours,)}
+        found |= {f"conv{i}": (after, before, 3, 3) for i, (before, after) in enumerate(pairwise(out))}
+        found |= {f"{part}{i}": (width,) for part in ("scale", "shift") for i, width in enumerate(out)}
+        return {**found, "last": (self.colours, out[-1], 1, 1), "bias": (self.colours,)}
 
     def draw(self, seeds: int, examples: int, stream: torch.Generator) -> Tensors:
         """Codes from N(0, 1), and weights as torch draws those of convolutions."""

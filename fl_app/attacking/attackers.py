@@ -36,7 +36,7 @@ def sessions_of(asked: Session, keys: list[Key], *, informed: bool) -> list[Sess
                 grants,
                 asked.worker,
                 who=who_of(one),
-                asked=asked.attack,
+                asked=asked.asked,
                 threads=asked.threads,
                 device=asked.experiment.device,
                 candidates=asked.candidates_file,

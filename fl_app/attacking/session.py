@@ -15,7 +15,9 @@ from pathlib import Path
 
 import adversary
 from adversary import Attack
+from adversary.generative import generator_of
 from fl_app import data
+from fl_app.attacking.generators import prepared
 from fl_app.attacking.jobs import Job, Learning, Outcome, TaskSpec, parts_of
 from fl_app.attacking.worker import InlineWorker, Worker
 from fl_app.core.machine import free_threads
@@ -168,7 +170,10 @@ class Session(CaptureSession):
         found = experiment_of(run)
         self.experiment = found.changed(device=device) if device else found
         check_data(run.path, self.experiment)
-        adversary.build(attack).fits(data.load(self.experiment.dataset).space)
+        built = adversary.build(attack)
+        built.fits(data.load(self.experiment.dataset).space)
+        if generator_of(built) is not None:  # it is named in what is kept: results belong to one generator
+            attack = adversary.text_of(prepared(built, self.experiment))
         # What is free when nothing else runs; beside the training no more than a client takes.
         free = free_threads() if isinstance(worker, InlineWorker) else self.experiment.threads
         facts = (*grants, f"candidates {checksum(load_tensors(candidates)[0], '')}") if candidates else grants
@@ -207,7 +212,8 @@ class Session(CaptureSession):
 
     def knowledge(self, key: Key) -> Knowledge | None:
         """What the session's grants tell of a target."""
-        if not self.grants and not self.built.trained and not self.built.question:
+        generator = bool(generator_of(self.built))
+        if not self.grants and not self.built.trained and not self.built.question and not generator:
             return None
         params = None
         if "statistics" in self.grants:
@@ -217,7 +223,8 @@ class Session(CaptureSession):
                 return None  # the job reports the damaged file
         known = knowledge_of(self.assets, self.grants, key, params)
         asked = self.candidates(key) if self.built.question else None
-        return replace(known, public=known.public or self.built.learns_from(self.assets.space), candidates=asked)
+        public = known.public or generator or self.built.learns_from(self.assets.space)
+        return replace(known, public=public, candidates=asked)
 
     def candidates(self, key: Key) -> Candidates:
         """What an inference attack is asked about a target: those in the file that was given, or drawn for the target."""

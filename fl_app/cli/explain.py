@@ -70,6 +70,7 @@ MEANINGS = {
     "tv": "weight of total variation",
     "vocabulary": "tokens of a vocabulary that is trained",
     "weight_decay": "what is added to the gradient, times the weights",
+    "weights": "those that it starts from: random ones, or published ones",
     "width": "number of filters",
 }
 """What settings mean that several things share, where a declaration does not say it itself."""

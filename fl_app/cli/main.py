@@ -165,6 +165,38 @@ def train_evaluator(
     train(console, dataset, clients, part=part, split=split, width=width, steps=steps, seed=seed, paper=paper)
 
 
+def train_generator(
+    dataset: Annotated[str, typer.Argument(callback=typed, metavar="DATASET", help="Public images: a data set, or photos.")],
+    clients: Annotated[
+        str, typer.Option(callback=typed, help="The clients' data set, if another; no image that they hold is learned from.")
+    ] = "",
+    part: Annotated[str, typer.Option(help="Part of the public set: train or test; by default what clients do not hold.")] = "",
+    split: Annotated[str, typer.Option(help="The clients' split.")] = "official",
+    split_seed: Annotated[int, typer.Option(min=0, help="The seed of the clients' run, by which shares are drawn.")] = 0,
+    small: Annotated[bool, typer.Option("--small", help="A small one, in seconds.")] = False,
+    gan: Annotated[bool, typer.Option("--gan", help="Fine-tune it against a critic, for as many steps again.")] = False,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed is another generator.")] = 0,
+) -> None:
+    """Train a generator for attacks that search in one, on public images alone, and print its ceiling."""
+    from fl_app.cli.generator import train_generator as train
+
+    if part not in ("", "train", "test"):
+        raise typer.BadParameter("the part must be train or test", param_hint="--part")
+    train(
+        console,
+        dataset,
+        clients,
+        part=part,
+        split=split,
+        split_seed=split_seed,
+        small=small,
+        gan=gan,
+        steps=steps,
+        seed=seed,
+    )
+
+
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and every log line.")] = False,
@@ -186,6 +218,7 @@ app.command("list")(list_)
 app.add_typer(new_app, name="new")
 app.command()(check)
 app.command("train-evaluator")(train_evaluator)
+app.command("train-generator")(train_generator)
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
 app.command()(doctor)

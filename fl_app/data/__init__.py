@@ -23,6 +23,7 @@ from fl_app.data.derived import attributed
 from fl_app.data.folders import imagefolder, lfw, tiny_imagenet
 from fl_app.data.medmnist import medmnist
 from fl_app.data.mnist import fashion_mnist, mnist
+from fl_app.data.squares import square_photos
 from fl_app.data.svhn import svhn
 from fl_app.data.tables import csv
 from fl_app.data.texts import cola, rotten_tomatoes, sst2, wikitext2
@@ -43,6 +44,7 @@ DATASETS: dict[str, Callable[..., Recipe]] = {
     "lfw": lfw,
     "medmnist": medmnist,
     "mnist": mnist,
+    "photos": square_photos,
     "rotten_tomatoes": rotten_tomatoes,
     "sst2": sst2,
     "svhn": svhn,

@@ -23,7 +23,7 @@ from client_defenses.tools.robust import NO_TABLE
 from fl_app import data, models
 from fl_app.core.places import there
 from fl_app.core.text import Tokens
-from fl_app.data import photos
+from fl_app.data import photos, squares
 from fl_app.experiment import banks
 from fl_app.models.text import TextModel
 from fl_app.store.locks import alone
@@ -101,11 +101,14 @@ def refuse_same(facts: EvaluatorFacts, clients: str, split: str = "official") ->
     """
     dataset = data.load(clients)
     name, _, part = facts.data.partition("/")
-    ours = name == dataset.name and not (split == "official" and part == "test")
+    same = name == dataset.name or (name.startswith(squares.KEY) and dataset.name.startswith(squares.KEY))  # of another size
+    ours = same and not (split == "official" and part == "test")
+    ours |= name == PHOTOS and dataset.name.startswith(squares.KEY)  # these are cut out of the same photos
     if ours or (facts.images and facts.images == _held(clients)):
+        other = "cifar10" if name == PHOTOS else PHOTOS
         raise EvaluatorError(
             f"an evaluation network must not learn from the clients' own images ({facts.data}, clients: {clients}, split "
-            f"{split}): it is public, and they are not; choose another data set, such as '{PHOTOS}'"
+            f"{split}): it is public, and they are not; choose another data set, such as '{other}'"
         )
 
 

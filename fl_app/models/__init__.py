@@ -11,6 +11,7 @@ from fl_app.core.local import Tensors
 from fl_app.models.bow import bow
 from fl_app.models.convnet import convnet
 from fl_app.models.fronts import FRONTS
+from fl_app.models.imagenet import resnet50
 from fl_app.models.latent import latent_net
 from fl_app.models.layers import Normalize
 from fl_app.models.lenet import lenet, lenet5
@@ -35,6 +36,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet10": resnet10,
     "resnet18": resnet18,
     "resnet34": resnet34,
+    "resnet50": resnet50,
     "vit": vit,
 }
 
@@ -56,6 +58,8 @@ def build(
 ) -> nn.Module:
     """Build a model for inputs in [0, 1]; `normalize` = (mean, std) by channel adds that as the first layer.
 
+    Published weights bring a normalisation of their own, which is added in its place.
+
     `front` is the spec of a block before all else (`fronts`). Of text, `input_shape` is (length, vocabulary), and there is
     nothing to normalise.
     """
@@ -69,6 +73,7 @@ def build(
     before: dict[str, nn.Module] = {}
     if front:
         before["front"] = spec.build_one("block", front, FRONTS, input_shape)
+    normalize = getattr(net, "normalization", normalize)  # what published weights are used to
     if normalize is not None and len(input_shape) != 2:
         before["normalize"] = Normalize(*normalize, flat=len(input_shape) == 1)
     return nn.Sequential(OrderedDict(**before, net=net)) if before else net

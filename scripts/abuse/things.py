@@ -60,6 +60,12 @@ CASES = (
         "an evaluation network must not learn from the clients' own images",
     ),
     Case("train-evaluator --dataset \"imagefolder(path='nowhere')\"", 2, "nowhere must have a folder of images"),
+    Case("train-generator minst", 2, "unknown data set 'minst'; did you mean 'mnist'?"),
+    Case("train-generator mnist --clients minst", 2, "unknown data set 'minst'; did you mean 'mnist'?"),
+    Case("train-generator mnist --part half", 2, "the part must be train or test"),
+    Case("train-generator mnist --steps 0", 2, "Invalid value for '--steps'"),
+    Case("train-generator \"imagefolder(path='pictures')\" --part train", 2, "must not learn from the clients' own images"),
+    Case("train-generator \"imagefolder(path='nowhere')\"", 2, "nowhere must have a folder of images"),
     Case("run --config tiny.toml -c run-dir=new -c \"defense=refiner(evaluator='../x')\"", 2, "../x"),
     Case("run --config tiny.toml -c run-dir=new -c \"defense=refiner(evaluator='truth.safetensors')\"", 2, "truth.safetensors"),
 )

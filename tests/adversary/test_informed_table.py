@@ -22,7 +22,7 @@ STRAIGHT = (
     "labels='rows', observers=[expected], optimizer=adam(iterations=300, restarts=2, solved=0.1, signed=True, decay=True)"
 )
 PROOF = f"objective=cosine, priors=[tv(weight=0.03)], labels='rows', {RESCALED}"
-DENOISED = f"objective=cosine, priors=[tv(weight=0.001)], labels='rows', denoisers=[linear_gaussian({{}})], {RESCALED}"
+DENOISED = f"objective=cosine, priors=[tv(weight=0.003)], labels='rows', denoisers=[linear_gaussian({{}})], {RESCALED}"
 FEW = "499 public examples are too few to learn from"
 ALONE, BATCH = Facts(public=500), Facts(rounds=4, repeats=True, examples=2, public=500)
 

@@ -25,9 +25,10 @@ SEARCHES = {
     "ci_net(lr=0.2, iterations=9, seeds=3, channels=5, labels='rows', compiled=True)": "objective=cosine, "
     "space=untrained(channels=5), labels='rows', optimizer=adam(iterations=9, lr=0.2, signed=True), seeds=3, at_once=16, "
     "compiled=True",
-    "ci_net_lbfgs": "objective=cosine, space=untrained, optimizer=lbfgs(iterations=600), at_once=16",
-    "ci_net_lbfgs(iterations=9, seeds=3, channels=5, labels='rows', compiled=True)": "objective=cosine, "
-    "space=untrained(channels=5), labels='rows', optimizer=lbfgs(iterations=9), seeds=3, at_once=16, compiled=True",
+    "ci_net_lbfgs": "objective=cosine, space=untrained, optimizer=lbfgs(iterations=250), "
+    "phases=[phase(space=pixels(boxed=False), optimizer=lbfgs(iterations=150))], seeds=4, pooled=True, at_once=16",
+    "ci_net_lbfgs(iterations=9, seeds=3, tries=4, refined=0, channels=5, labels='rows', compiled=True)": "objective=cosine, "
+    "space=untrained(channels=5), labels='rows', optimizer=lbfgs(iterations=9), seeds=3, tries=4, at_once=16, compiled=True",
     "gauss_newton": "objective=relative, space=pixels(init='grey', boxed=False), priors=[tv(weight=0.0001), box(weight=1.0)], "
     "optimizer=gauss_newton(solved=1e-07)",
     "gauss_newton(tv=0, iterations=9, products=7, solved=0.5, labels='rows')": "objective=relative, "
@@ -38,6 +39,15 @@ SEARCHES = {
     "grad_inversion(tv=0, norm=0, group=0, bn=0.1, lr=0.2, iterations=9, seeds=3, labels='count')": (
         "priors=[batchnorm(weight=0.1)], optimizer=adam(iterations=9, lr=0.2), seeds=3"
     ),
+    "rog": "space=lowres, optimizer=adam(iterations=100, lr=0.05, decay=True), "
+    "phases=[phase(space=pixels, optimizer=adam(iterations=50, lr=0.05, decay=True))]",
+    "rog(factor=2, lr=0.2, iterations=9, release=7, labels='rows')": "space=lowres(factor=2), labels='rows', "
+    "optimizer=adam(iterations=9, lr=0.2, decay=True), "
+    "phases=[phase(space=pixels, optimizer=adam(iterations=7, lr=0.2, decay=True))]",
+    "coarse_to_fine(coarsest=3, finest=2, iterations=9, labels='rows')": "objective=relative, "
+    "space=contrast(space=lowres(factor=3, boxed=False)), priors=[tv(weight=0.03)], labels='rows', "
+    "optimizer=lbfgs(iterations=9), phases=[phase(space=contrast(space=lowres(factor=2, boxed=False)), "
+    "optimizer=lbfgs(iterations=9))]",
     "rows": "objective=cosine, space=cells, optimizer=adam(iterations=1500, lr=0.02, signed=True, decay=True), recounts=1",
     "rows(lr=0.2, iterations=9, seeds=3, labels='rows')": "objective=cosine, space=cells, labels='rows', "
     "optimizer=adam(iterations=9, lr=0.2, signed=True, decay=True), seeds=3, recounts=1",

@@ -13,7 +13,7 @@ from adversary.denoise import DENOISERS
 from adversary.objectives import L2
 from adversary.search import observers
 from adversary.search.optimizers import OPTIMIZERS
-from adversary.spaces import SPACES
+from adversary.spaces import SPACES, Pixels
 from helpers.paths import ROOT
 
 REGISTRIES = {
@@ -28,7 +28,11 @@ REGISTRIES = {
 }
 TABLE = [line.split(" ", 2) for line in (ROOT / "tests" / "golden" / "settings.txt").read_text().splitlines()]
 NEEDED = {"alpha": 0.4, "bits": 2, "epochs": 2, "eps": 1.0, "layers": (), "number": 2, "objective": L2(), "p": 0.5}
+<<<<<<< HEAD
 NEEDED |= {"column": "kind", "value": "a", "noise": 0.1, "rho": 1.0, "scale": 0.1, "sigma": 0.5, "weight": 1.0}
+=======
+NEEDED |= {"space": Pixels(), "column": "kind", "value": "a", "rho": 1.0, "scale": 0.1, "sigma": 0.5, "weight": 1.0}
+>>>>>>> main
 NAMED = sorted((kind, name) for kind, found in REGISTRIES.items() for name in found)
 
 

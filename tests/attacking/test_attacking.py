@@ -69,7 +69,8 @@ def test_the_truth_is_out_of_reach_of_an_attack(captured, monkeypatch):
 
 def test_grants_are_recorded_with_every_result(captured):
     session, keys, _ = attack(captured, "idlg(iterations=5, labels='given')", ("labels", "defense"))
-    _, y, _, notes, _ = load_guess(guess_path(session.folder, keys[0]))
+    found = load_guess(guess_path(session.folder, keys[0]))
+    y, notes = found.y, found.notes
     assert notes["ledger"] == "labels, defense"
     assert torch.equal(y, assets_of(experiment_of(captured)).batch(0, 1)[1])
     with pytest.raises(ValueError, match="valid: labels, lengths, defense, statistics"):

@@ -1,0 +1,331 @@
+"""Large images: small ones that are enlarged, contrast that models hide, and how many go at once."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from adversary import AttackError
+from adversary.search import checkpoint, footprint
+from adversary.search.matching import Matching
+from adversary.search.optimizers import LBFGS, Adam
+from adversary.search.problem import Problem
+from adversary.spaces import Contrast, LowResolution, Pixels, Untrained
+from adversary.spaces.contrast import FROM_BLACK, hides_contrast
+from adversary.spaces.gaussian import ClassGaussian
+from fl_app import models
+from fl_app.core import machine
+from fl_app.core.local import LocalRule, local_update
+from fl_app.core.observation import Knowledge, Observation, Task
+from fl_app.core.space import Images
+from fl_app.core.table import Column, Rows
+from helpers.attacks import attack, psnr
+
+SHAPE = (3, 32, 32)
+NORMALIZE = ((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
+
+
+def task_of(text, normalize=NORMALIZE):
+    net = models.build(text, SHAPE, 4, seed=2, normalize=normalize)
+    return Task(net, Images(SHAPE), 4), models.parameters_of(net)
+
+
+def smooth(number, seed=0):
+    """Images without small details."""
+    small = torch.rand(number, 1, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
+    return F.interpolate(small.flatten(0, 1), size=SHAPE[1:], mode="bilinear").view(number, 1, *SHAPE)
+
+
+def seen_of(task, params, x, rule=None):
+    rule = rule or LocalRule(batch_size=1)
+    return [
+        Observation(
+            params=params,
+            update=local_update(task.model, params, one, torch.tensor([place % 4]), rule),
+            rule=rule,
+            num_examples=1,
+            server_round=1,
+            client=place,
+            knowledge=Knowledge(labels=torch.tensor([place % 4])),
+        )
+        for place, one in enumerate(x)
+    ]
+
+
+def test_small_images_are_enlarged_one_by_one(rng):
+    task, _ = task_of("lenet")
+    space = LowResolution(factor=5, boxed=False).bind(task)
+    z = {"v": torch.stack([space.draw(2, 3, rng)["v"] for _ in range(2)])}
+    assert z["v"].shape == (2, 2, 3, 3, 7, 7)  # an image whose side is no multiple has a small one that is a little larger
+    x = space.inputs(z)
+    one = F.interpolate(z["v"][1, 0, 2][None], size=(32, 32), mode="bicubic", align_corners=False)[0]
+    torch.testing.assert_close(x[1, 0, 2], one)
+    assert torch.equal(space.project(z)["v"], z["v"])
+    boxed = LowResolution(factor=5).bind(task).project({"v": z["v"] * 4 - 2})["v"]
+    assert boxed.min() == 0
+    assert boxed.max() == 1
+
+
+def test_a_small_image_may_start_grey(rng):
+    v = LowResolution(init="grey").bind(task_of("lenet")[0]).draw(1, 1, rng)["v"]
+    assert 0 < (v - 0.5).abs().max() < 0.03
+
+
+def test_a_small_image_goes_on_from_the_mean_of_its_pixels(rng):
+    task, _ = task_of("lenet")
+    pixels = Pixels().bind(task)
+    z = {name: value[None] for name, value in pixels.draw(1, 2, rng).items()}
+    v = LowResolution(factor=8).bind(task).continued(z, pixels)["v"]
+    torch.testing.assert_close(v[0, 0, 1], pixels.inputs(z)[0, 0, 1].unfold(1, 8, 8).unfold(2, 8, 8).mean((-1, -2)))
+
+
+def test_without_a_factor_a_small_image_is_the_image(rng):
+    task, _ = task_of("lenet")
+    space = LowResolution(factor=1).bind(task)
+    v = space.draw(1, 1, rng)["v"][None]
+    torch.testing.assert_close(space.inputs({"v": v}), v)
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("resnet10(width=4, norm='group')", True),
+        ("convnet(width=8, norm='group')", False),  # its convolutions have biases, which groups of channels keep
+        ("convnet(width=8, activation='sigmoid')", True),
+        ("resnet10(width=4)", True),
+        ("convnet(width=8, norm='none')", False),
+        ("lenet", False),
+        ("vit(dim=16, depth=1, heads=2)", False),
+    ],
+)
+@pytest.mark.parametrize("normalize", [NORMALIZE, None], ids=["normalised", "plain"])
+def test_normalisation_hides_contrast_and_so_does_the_gradient(text, hidden, normalize):
+    task, params = task_of(text, normalize)
+    assert hides_contrast(task, params) is hidden
+    mean, std = (torch.tensor(one).view(-1, 1, 1) for one in (normalize or ((0.0,) * 3, (1.0,) * 3)))
+    u = torch.randn(1, *SHAPE, generator=torch.Generator().manual_seed(3))
+    exact = {name: value.double() for name, value in params.items()}
+    one, half, other = (
+        local_update(task.model, exact, (mean + std * x).double(), torch.tensor([1]), LocalRule(batch_size=1))
+        for x in (u, u / 2, u.flip(-1))
+    )
+    gaps = [sum((one[name] - that[name]).square().sum() for name in one) for that in (half, other)]
+    assert bool(gaps[0] < 0.01 * gaps[1]) is hidden
+
+
+def test_the_contrast_is_held(rng):
+    task, params = task_of("convnet(width=8)")
+    target = (seen_of(task, params, smooth(1))[0],)
+    space = Contrast(space=Pixels(boxed=False), rms=0.7).over([target], task, None, {})
+    z = {name: 5 * value[None] for name, value in space.draw(2, 1, rng).items()}
+    mean, std = (torch.tensor(one).view(-1, 1, 1) for one in NORMALIZE)
+    u = (space.inputs(z) - mean) / std
+    torch.testing.assert_close(u.square().mean((-3, -2, -1)).sqrt(), torch.full((1, 2, 1), 0.7))
+    torch.testing.assert_close(space.inputs(z), space.inputs(space.project({name: 3 * value for name, value in z.items()})))
+
+
+def test_contrast_is_held_from_black_where_a_model_takes_pixels_as_they_are(rng):
+    task, _ = task_of("convnet(width=8, norm='group')", None)
+    space = Contrast(space=LowResolution(), rms=1.0).bind(task)
+    x = space.inputs({name: value[None] for name, value in space.draw(1, 1, rng).items()})
+    assert x.square().mean().sqrt().item() == pytest.approx(FROM_BLACK, rel=1e-4)
+
+
+def test_a_model_that_shows_contrast_is_left_to_the_other_space(rng):
+    task, params = task_of("lenet")
+    target = (seen_of(task, params, smooth(1))[0],)
+    inner = Pixels()
+    space = Contrast(space=inner).over([target], task, None, {})
+    assert type(space) is type(inner.bind(task))
+
+
+def test_what_contrast_and_small_images_are_not_for():
+    rows = Task(nn.Linear(4, 2), Rows((Column("a", ("x", "y")), Column("b", ("x", "y")))), 2)
+    with pytest.raises(AttackError, match="enlarges images"):
+        LowResolution().bind(rows)
+    with pytest.raises(AttackError, match="contrast is for images"):
+        Contrast(space=Pixels()).bind(rows)
+    with pytest.raises(AttackError, match="no penalty of their own"):
+        Contrast(space=ClassGaussian()).bind(task_of("lenet")[0])
+    task, _ = task_of("lenet")
+    networks = Untrained(channels=2).bind(task)
+    z = {name: value[None] for name, value in networks.draw(1, 1, torch.Generator()).items()}
+    with pytest.raises(AttackError, match="it is no phase"):
+        Contrast(space=Untrained(channels=2)).bind(task).continued(z, networks)
+
+
+def test_from_small_to_large_finds_more_in_as_many_steps():
+    task, params = task_of("resnet10(width=8, activation='sigmoid')")
+    x = smooth(2, seed=4)
+    seen = seen_of(task, params, x)
+    found = attack("coarse_to_fine(labels=given, coarsest=8, finest=2, iterations=12)", seen, task)
+    at_once = "matching(objective=relative, space=pixels(boxed=False), labels=given, optimizer=lbfgs(iterations=36))"
+    assert (psnr(found.x, x) > psnr(attack(at_once, seen, task).x, x) + 1.5).all()
+
+
+@pytest.mark.parametrize("stop", [5, 13])
+def test_a_search_goes_on_within_a_phase_bit_for_bit(stop, tmp_path, monkeypatch):
+    """Broken off in the first and in the second of three phases."""
+    monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "SLOWEST", 0)
+    task, params = task_of("convnet(width=4, norm='group')")
+    seen, text = seen_of(task, params, smooth(1)), "coarse_to_fine(labels=given, coarsest=8, finest=2, iterations=9)"
+    whole, made, plain = attack(text, seen, task), [0], Problem.gradients
+
+    def counted(self, variables):
+        made[0] += 1
+        if made[0] == stop:
+            raise KeyboardInterrupt
+        return plain(self, variables)
+
+    monkeypatch.setattr(Problem, "gradients", counted)
+    with checkpoint.kept_in(tmp_path):
+        with pytest.raises(KeyboardInterrupt):
+            attack(text, seen, task)
+        again = attack(text, seen, task)
+    assert made[0] == 27 + 1
+    assert all(torch.equal(one, other) for one, other in zip(whole[:3], again[:3], strict=True))
+
+
+def test_live_tensors_are_counted():
+    with footprint.Live(1e9) as live:
+        one = torch.zeros(1000)
+        two = one + 1
+        del one
+        three = two.view(10, 100)  # no memory of its own
+        four = torch.zeros(500)
+    assert live.peak == 8000
+    assert live.now == 6000
+    del two, three, four
+    assert live.now == 0
+
+
+def test_a_step_that_does_not_fit_is_refused_before_the_search(monkeypatch):
+    monkeypatch.setattr(machine, "memory", lambda: 10_000)
+    assert footprint.bytes_of(lambda: torch.zeros(2000)) == 8000
+    with pytest.raises(
+        AttackError, match=r"one step of one reconstruction takes more than .* attack fewer or smaller examples"
+    ):
+        footprint.bytes_of(lambda: torch.zeros(2001))
+
+
+def test_as_many_go_at_once_as_memory_has_room_for(monkeypatch):
+    monkeypatch.setattr(machine, "memory", lambda: 32_000)
+    assert [footprint.most_at_once(64, each) for each in (0, 100, 1000, 10_000, 10**9)] == [64, 64, 10, 1, 1]
+
+
+@pytest.mark.parametrize("labels", ["given", "joint"])
+def test_an_answer_does_not_depend_on_how_many_go_at_once(labels, monkeypatch):
+    task, params = task_of("lenet")
+    seen = seen_of(task, params, smooth(4))
+    search = Matching(labels=labels, optimizer=Adam(iterations=5), seeds=2)
+    sizes, plain = [], Problem.solve
+
+    def noted(self):
+        sizes.append(len(self.targets))
+        return plain(self)
+
+    monkeypatch.setattr(Problem, "solve", noted)
+    together = search(seen, task, 0)
+    monkeypatch.setattr("adversary.search.matching.SMALL", 0)
+    measured = search(seen, task, 0)
+    assert sizes == [4, 4]
+    assert all(torch.equal(one, other) for one, other in zip(together[:3], measured[:3], strict=True))
+    rng = torch.Generator()
+    each = Problem(search, [(seen[0],)], task, [rng], None if labels == "joint" else [torch.tensor([0])]).footprint()
+    monkeypatch.setattr(machine, "memory", lambda: int(2.5 * each * footprint.WASTE / footprint.SHARE))
+    torch.testing.assert_close(search(seen, task, 0).x, together.x, atol=1e-3, rtol=1e-3)
+    assert sizes[2:] == [2, 2]
+
+
+def test_a_footprint_covers_a_step_and_what_the_steps_remember():
+    task, params = task_of("convnet(width=8)")
+    target = (seen_of(task, params, smooth(1))[0],)
+
+    def of(**settings):
+        return Problem(Matching(**settings), [target], task, [torch.Generator()], [torch.tensor([0])]).footprint()
+
+    numbers = 3 * 32 * 32
+    adam = of()
+    assert adam > 4 * (sum(value.numel() for value in params.values()) + numbers)
+    assert of(optimizer=LBFGS()) - adam == 4 * numbers * 98
+    assert 1.9 < of(seeds=2) / adam < 2.1
+
+
+def test_a_footprint_uses_no_draw():
+    task, params = task_of("lenet")
+    one, rng = seen_of(task, params, smooth(1))[0], torch.Generator().manual_seed(4)
+    before = rng.get_state()
+    Problem(Matching(), [(one,)], task, [rng], [torch.tensor([0])]).footprint()
+    assert torch.equal(before, rng.get_state())
+
+
+def test_untrained_networks_of_large_images_have_fewer_channels_there():
+    task = Task(nn.Identity(), Images((3, 256, 256)), 4)
+    networks = Untrained(channels=32).bind(task)
+    shapes = networks.shapes(1)
+    assert [shapes[f"conv{i}"][:2] for i in range(6, 14)] == [
+        (32, 32),
+        (32, 32),
+        (16, 32),
+        (16, 16),
+        (8, 16),
+        (8, 8),
+        (4, 8),
+        (4, 4),
+    ]
+    assert shapes["last"] == (3, 4, 1, 1)
+    z = {name: value[None] for name, value in networks.draw(1, 1, torch.Generator()).items()}
+    assert networks.inputs(z).shape == (1, 1, 1, 3, 256, 256)
+
+
+def test_of_some_draws_the_search_starts_from_the_best():
+    task, params = task_of("lenet")
+    seen = seen_of(task, params, smooth(2))
+
+    def start(tries, which=(0, 1)):
+        chosen = [seen[i] for i in which]
+        rngs = [torch.Generator().manual_seed(5 + i) for i in which]
+        classes = [one.knowledge.labels for one in chosen]
+        problem = Problem(Matching(tries=tries, seeds=2), [(one,) for one in chosen], task, rngs, classes)
+        z = problem.draw()
+        return z["x"], problem.losses(z)
+
+    draws = [torch.Generator().manual_seed(5 + i) for i in (0, 1)]
+    many = torch.stack([torch.stack([torch.randn(2, 1, *SHAPE, generator=rng) for _ in range(6)]) for rng in draws])
+    z, losses = start(6)
+    _, first = start(1)
+    assert (losses <= first).all()
+    assert (losses < first).any()
+    for target in range(2):
+        for seed in range(2):
+            assert any(torch.equal(z[target, seed], one) for one in many[target, :, seed])
+    torch.testing.assert_close(start(6, (1,))[0][0], z[1])  # alone as in company
+    assert Matching(tries=10).cost(1, LocalRule(batch_size=1)) == 1010
+
+
+def test_a_share_of_the_slope_is_that_a_step_further_up():
+    task, params = task_of("lenet")
+    one = seen_of(task, params, smooth(1))[0]
+
+    def problem(further):
+        return Problem(Matching(further=further, seeds=2), [(one,)], task, [torch.Generator()], [torch.tensor([0])])
+
+    plain = problem(0.0)
+    z = plain.draw()
+    loss, slope = plain.gradients(z)
+    size = slope["x"].flatten(2).norm(dim=-1)[..., None, None, None, None]
+    above = plain.gradients({"x": z["x"] + slope["x"] / size})[1]
+    mixed = problem(0.3).gradients(z)
+    assert torch.equal(mixed[0], loss)
+    torch.testing.assert_close(mixed[1]["x"], 0.7 * slope["x"] + 0.3 * above["x"])
+    assert Matching(further=0.3).cost(1, LocalRule(batch_size=1)) == 2 * Matching().cost(1, LocalRule(batch_size=1))
+
+
+def test_batches_and_rounds_are_refused_where_labels_are_not_known():
+    task, params = task_of("lenet")
+    one = replace(seen_of(task, params, smooth(1))[0])
+    with pytest.raises(AttackError, match="needs classes before the search"):
+        attack("matching(labels=joint, priors=[features(0.1)], optimizer=adam(iterations=1))", [one], task)
