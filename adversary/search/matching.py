@@ -2,12 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-<<<<<<< HEAD
-from typing import Annotated
-=======
 from math import prod
-from typing import Annotated, ClassVar
->>>>>>> main
+from typing import Annotated
 
 import torch
 from pydantic import Field

@@ -28,11 +28,16 @@ REGISTRIES = {
 }
 TABLE = [line.split(" ", 2) for line in (ROOT / "tests" / "golden" / "settings.txt").read_text().splitlines()]
 NEEDED = {"alpha": 0.4, "bits": 2, "epochs": 2, "eps": 1.0, "layers": (), "number": 2, "objective": L2(), "p": 0.5}
-<<<<<<< HEAD
-NEEDED |= {"column": "kind", "value": "a", "noise": 0.1, "rho": 1.0, "scale": 0.1, "sigma": 0.5, "weight": 1.0}
-=======
-NEEDED |= {"space": Pixels(), "column": "kind", "value": "a", "rho": 1.0, "scale": 0.1, "sigma": 0.5, "weight": 1.0}
->>>>>>> main
+NEEDED |= {
+    "column": "kind",
+    "value": "a",
+    "noise": 0.1,
+    "rho": 1.0,
+    "scale": 0.1,
+    "sigma": 0.5,
+    "space": Pixels(),
+    "weight": 1.0,
+}
 NAMED = sorted((kind, name) for kind, found in REGISTRIES.items() for name in found)
 
 
