@@ -286,7 +286,6 @@ class OverNetworks(Preset):
             phases=self.phases(),
             seeds=self.seeds,
             tries=self.tries,
-            pooled=bool(self.phases()),
             at_once=16,  # each has a network of its own
             compiled=self.compiled,
         )
@@ -331,4 +330,5 @@ class CINetLBFGS(OverNetworks):
 
     def phases(self) -> tuple[Phase, ...]:
         """Pixels."""
-        return (Phase(space=Pixels(boxed=False), optimizer=LBFGS(iterations=self.refined)),) if self.refined else ()
+        steps = LBFGS(iterations=self.refined or 1)
+        return (Phase(space=Pixels(boxed=False), optimizer=steps, pooled=True),) if self.refined else ()

@@ -96,7 +96,7 @@ def one(args: argparse.Namespace, photo: str, net: str, attack: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=256)
-    parser.add_argument("--photo", nargs="+", default=["china"], choices=[name for part in PARTS.values() for name in part])
+    parser.add_argument("--photo", nargs="+", default=["astronaut"], choices=[name for part in PARTS.values() for name in part])
     parser.add_argument("--only", nargs="+", default=["sigmoid-batch/coarse_to_fine"], help="model/attack; 'all' for all")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights and of the attack")
     parser.add_argument("--seconds", type=float, default=1800, help="the most that an attack may take")

@@ -42,8 +42,8 @@ def search(setting: Setting, iterations: int) -> str:
     objective = "cosine" if share == 1 else f"partial(objective=cosine, share={share})"
     priors = f"tv({TV})" + (f", features({weight})" if weight else "")
     return (
-        f"matching(objective={objective}, priors=[{priors}], labels=given, further={further}, "
-        f"optimizer=adam(iterations={iterations}, signed=True, decay=True))"
+        f"matching(objective={objective}, priors=[{priors}], labels=given, "
+        f"optimizer=adam(iterations={iterations}, signed=True, decay=True, further={further}))"
     )
 
 

@@ -16,7 +16,7 @@ SHARE = 0.5
 """Of main memory that a search takes: of all of it, not of what is free, so that a search that goes on is grouped alike."""
 MOST = 0.8
 """Of main memory beyond which a single reconstruction is refused (ours)."""
-WASTE = 1.6
+WASTE = 2.5
 """What an allocator takes for a byte, at the most as measured: docs/high-resolution.md."""
 
 

@@ -17,8 +17,8 @@ class Found(NamedTuple):
     guess: Guess
     variables: Tensors
     distance: Tensor
-    every: Tensors | None = None
-    """The variables of all seeds (targets, seeds, ...), where the next search starts from what they have in common."""
+    every: Tensors
+    """The variables of all seeds, (targets, seeds, ...)."""
 
     def where_better(self, other: Self) -> Self:
         """What explains the update better of each target, or as well; the variables stay this search's own."""
@@ -35,4 +35,4 @@ class Found(NamedTuple):
                 mine[i] = other[place]
 
     def _parts(self) -> list[Tensor]:
-        return [*self.guess[:3], self.distance, *self.variables.values()]
+        return [*self.guess[:3], self.distance, *self.variables.values(), *self.every.values()]

@@ -54,13 +54,6 @@ class Matching(Attack):
     """Reconstructions of a target that are searched side by side."""
     tries: Count = 1
     """Draws of which the search starts from the one with the least loss: a forward pass each (GI-NAS's trick)."""
-    further: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the slope that is taken a step of length one further up, which prefers flat places; twice the work.
-
-    FedLeak's gradient regularisation (Fan et al. 2025); for adam, as a line search is misled by it.
-    """
-    pooled: bool = False
-    """Go on, in the next phase, from the mean of all seeds instead of the best (ours)."""
     recounts: Annotated[int, Field(ge=0, le=100)] = 0
     """How often classes are counted again by what was found (ours); where they are others, they are searched for once more."""
     rounds: Count = 1
@@ -120,7 +113,7 @@ class Matching(Attack):
         """Iterations times attempts times examples."""
         work = self.optimizer.work * self.optimizer.restarts * self.seeds + sum(one.optimizer.work for one in self.phases)
         work += self.tries * self.seeds * bool(self.tries - 1)  # a forward pass and a gradient each
-        work *= (1 + self.space.generative) * (1 + bool(self.further))
+        work *= 1 + self.space.generative
         return float(work * examples * (rule.steps if all(one.unrolls for one in self.observers) else 1))
 
     def shortened(self, iterations: int) -> "Matching":
@@ -189,10 +182,10 @@ class Matching(Attack):
         problem = Problem(self, targets, task, streams, classes)
         best = found = problem.solve()
         for phase in self.phases:
-            search = replace(self, space=phase.space, optimizer=phase.optimizer, phases=(), seeds=1, pooled=False)
+            search = replace(self, space=phase.space, optimizer=phase.optimizer, phases=(), seeds=1)
             search = search.taught(self.learned)
             problem, before = Problem(search, targets, task, streams, classes), problem
-            found = problem.after(before, found).solve()
+            found = problem.after(before, found, pooled=phase.pooled).solve()
             best = found.where_better(best)
         return best.guess
 

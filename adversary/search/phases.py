@@ -14,6 +14,8 @@ class Phase(Checked):
 
     space: Annotated[Parametrisation, Named("space", lambda: SPACES)]
     optimizer: Annotated[Optimizer, Named("optimizer", lambda: OPTIMIZERS)]
+    pooled: bool = False
+    """Start from the mean of all seeds before it, instead of the best (ours)."""
 
     def __post_init__(self) -> None:
         """It starts where the search before it ended, and nowhere else."""

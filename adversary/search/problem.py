@@ -69,13 +69,13 @@ class Problem:
 
     gradient: Gradient
 
-    def after(self, before: Problem, found: Found) -> Problem:
+    def after(self, before: Problem, found: Found, *, pooled: bool = False) -> Problem:
         """The same, to be started from what a search over another space found."""
         if not isinstance(self.space, Continuing):
             raise AttackError(f"{text_of(self.attack.space, {})} cannot start from another space: it is no phase")
         kept = {name: value for name, value in found.variables.items() if name not in of_space(found.variables)}
         with torch.no_grad():
-            self._start = {**self.space.continued(of_space(found.every or found.variables), before.space), **kept}
+            self._start = {**self.space.continued(of_space(found.every if pooled else found.variables), before.space), **kept}
         return self
 
     def footprint(self) -> int:
@@ -185,7 +185,7 @@ class Problem:
             with torch.no_grad():
                 return self.losses(variables), {}
         loss, grads = self._slopes(variables)
-        share, distance = self.attack.further, self._distance
+        share, distance = self.attack.optimizer.ahead, self._distance
         if not share:
             return loss, grads
         size = torch.stack([value.flatten(2).square().sum(-1) for value in grads.values()]).sum(0).sqrt() + TINY
@@ -250,7 +250,7 @@ class Problem:
         chosen = {name: value[pick][:, None] for name, value in at.best.items()}
         y = chosen[LABELS][:, 0].argmax(-1) if self.classes is None else self.classes
         guess = Guess(self.space.answer(of_space(chosen))[:, 0], y.clone(), at.best_loss[pick])
-        return Found(guess, chosen, at.distance[pick], at.best if self.attack.pooled else None)
+        return Found(guess, chosen, at.distance[pick], at.best)
 
     def _iterate(self, at: Attempt) -> None:
         """Evaluate the variables, remember the best, move them; the attempt is over if all targets are found."""

@@ -26,7 +26,8 @@ from helpers.attacks import attack, digits, informed, psnr, seen_of
 
 QUICK = {
     "ci_net": "ci_net(iterations=100, lr=0.02, channels=4)",
-    "ci_net_lbfgs": "ci_net_lbfgs(iterations=40, channels=8)",
+    "ci_net_lbfgs": "ci_net_lbfgs(iterations=40, channels=8, seeds=2, refined=20)",
+    "coarse_to_fine": "coarse_to_fine(iterations=60, coarsest=7)",
     "cosine_lbfgs": "cosine_lbfgs(iterations=150)",
     "dlg": "dlg(iterations=300, restarts=1)",
     "epochwise": "epochwise(iterations=150)",
@@ -35,6 +36,7 @@ QUICK = {
     "idlg": "idlg(iterations=200, restarts=1)",
     "inverting_gradients": "inverting_gradients(iterations=300, signed=False, init='uniform')",
     "matching": "matching(optimizer=lbfgs(iterations=150), space=pixels(init=uniform, boxed=False))",
+    "rog": "rog(iterations=100, factor=2)",
     "rows": "rows(iterations=200)",
     "sme": "sme(iterations=150)",
 }
@@ -60,7 +62,7 @@ def test_every_attack_that_is_not_trained_first_is_tried():
 def test_attacks_and_their_pieces_have_few_settings():
     registries = [adversary.ATTACKS, SPACES, OPTIMIZERS, objectives.registered(), priors.registered(), observers.registered()]
     for name, factory in [item for registry in registries for item in registry.items()]:
-        assert len(spec.settings_of(factory)) <= 10 + (name == "matching"), name  # which is made of all pieces
+        assert len(spec.settings_of(factory)) <= 10 + 4 * (name == "matching"), name  # which is made of all pieces
     presets = [adversary.ATTACKS[name] for name in ("dlg", "idlg", "inverting_gradients", "cosine_lbfgs", "grad_inversion")]
     assert all(5 <= len(spec.settings_of(preset)) <= 8 for preset in presets)
 
@@ -86,6 +88,7 @@ def test_every_attack_is_seeded_and_does_not_depend_on_company(name):
     seen, task = seen_of(x, y)
     steps = 4 if "ci_net" in name else 12  # a network of many layers carries rounding on faster
     text = re.sub("iterations=[0-9]+", f"iterations={steps}", QUICK[name]).replace("=12, products=15", "=2, products=3")
+    text = text.replace("refined=20", "refined=2")
     together, again = attack(text, seen, task), attack(text, seen, task)
     assert torch.equal(together.x, again.x)
     alone = torch.cat([attack(text, [one], task).x for one in reversed(seen)]).flip(0)

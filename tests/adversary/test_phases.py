@@ -117,7 +117,7 @@ def test_a_control_matches_the_same_numbers_in_no_order():
 def test_where_better_takes_targets_by_what_is_unexplained():
     def found(value, distance):
         x = torch.full((2, 1, 1), value)
-        return Found(Guess(x, torch.zeros(2, 1), torch.zeros(2)), {"z": x[:, None]}, torch.tensor(distance))
+        return Found(Guess(x, torch.zeros(2, 1), torch.zeros(2)), {"z": x[:, None]}, torch.tensor(distance), {})
 
     one = found(1.0, [0.1, 0.4]).where_better(found(2.0, [0.2, 0.3]))
     assert one.guess.x.flatten().tolist() == [1.0, 2.0]
@@ -139,10 +139,10 @@ def test_the_mean_of_all_seeds_goes_on_in_one_order():
 
 def test_pooled_seeds_are_refined_together():
     settings = {"space": Pixels(boxed=False), "optimizer": Adam(iterations=5), "seeds": 3}
-    phase = Phase(space=Pixels(boxed=False), optimizer=Adam(iterations=1))
-    pooled = ran(**settings, phases=(phase,), pooled=True)
+    phase = Phase(space=Pixels(boxed=False), optimizer=Adam(iterations=1), pooled=True)
+    pooled = ran(**settings, phases=(phase,))
     single = ran(**settings)
     assert pooled.x.shape == single.x.shape
     assert (pooled.loss <= single.loss).all()  # where the mean explains less, the best seed answers
-    longer = Phase(space=Pixels(boxed=False), optimizer=LBFGS(iterations=40))
-    assert (ran(**settings, phases=(longer,), pooled=True).loss < single.loss).all()
+    longer = replace(phase, optimizer=LBFGS(iterations=40))
+    assert (ran(**settings, phases=(longer,)).loss < single.loss).all()

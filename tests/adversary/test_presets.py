@@ -26,7 +26,7 @@ SEARCHES = {
     "space=untrained(channels=5), labels='rows', optimizer=adam(iterations=9, lr=0.2, signed=True), seeds=3, at_once=16, "
     "compiled=True",
     "ci_net_lbfgs": "objective=cosine, space=untrained, optimizer=lbfgs(iterations=250), "
-    "phases=[phase(space=pixels(boxed=False), optimizer=lbfgs(iterations=150))], seeds=4, pooled=True, at_once=16",
+    "phases=[phase(space=pixels(boxed=False), optimizer=lbfgs(iterations=150), pooled=True)], seeds=4, at_once=16",
     "ci_net_lbfgs(iterations=9, seeds=3, tries=4, refined=0, channels=5, labels='rows', compiled=True)": "objective=cosine, "
     "space=untrained(channels=5), labels='rows', optimizer=lbfgs(iterations=9), seeds=3, tries=4, at_once=16, compiled=True",
     "gauss_newton": "objective=relative, space=pixels(init='grey', boxed=False), priors=[tv(weight=0.0001), box(weight=1.0)], "

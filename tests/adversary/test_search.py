@@ -127,7 +127,7 @@ def test_stages_share_the_iterations_evenly(stages, iterations, monkeypatch):
 def guessed(values, losses):
     x = torch.tensor(values).view(-1, 1, 1, 1, 1).expand(-1, EXAMPLES, *SHAPE).clone()
     guess = Guess(x, torch.zeros(len(values), EXAMPLES, dtype=torch.int64), torch.tensor(losses))
-    return Found(guess, {"x": x[:, None].clone()}, torch.tensor(losses))
+    return Found(guess, {"x": x[:, None].clone()}, torch.tensor(losses), {})
 
 
 def test_targets_that_are_not_solved_are_tried_again_and_keep_their_best(monkeypatch):
