@@ -24,6 +24,9 @@ from adversary.inference.lira import LiRA
 from adversary.inference.loss import Loss
 from adversary.inference.property import Property
 from adversary.inference.series import Series
+from adversary.learned.fgla import FGLA
+from adversary.learned.lti import LTI
+from adversary.learned.mjolnir import Mjolnir
 from adversary.learned.ridge import Ridge
 from adversary.local_steps import SME, Epochwise
 from adversary.presets import (
@@ -61,6 +64,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "dager": Dager,
     "dlg": DLG,
     "epochwise": Epochwise,
+    "fgla": FGLA,
     "fishing": FishingReadout,
     "gauss_newton": GaussNewton,
     "ggl": GGL,
@@ -77,7 +81,9 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
     "lira": LiRA,
     "loki": LokiReadout,
     "loss": Loss,
+    "lti": LTI,
     "matching": Matching,
+    "mjolnir": Mjolnir,
     "patches": Patches,
     "peeling": Peeling,
     "property": Property,

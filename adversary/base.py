@@ -109,6 +109,8 @@ class Attack(Checked, ABC):
     """Whether it learns from public examples first, by `learn`."""
     needs_public: ClassVar[bool] = True
     """Whether there is no attack without public examples, if it learns from them."""
+    public_wanted: ClassVar[int] = 0
+    """How many public examples it can use beyond the usual ones; 0: those are enough."""
     at_weights: ClassVar[bool] = True
     """Whether what it learns depends on the weights of a round, on the clients' rule and on draws."""
     at_model: ClassVar[bool] = False

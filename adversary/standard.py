@@ -105,7 +105,7 @@ class Standard(Attack):
             f"{name}: {one.name}": one.attack
             for name, attack in searches.items()
             for one in attack.informed(defense, facts)
-            if one.attack is not None and set(one.grants) <= {"defense"}
+            if one.attack is not None and set(one.grants) <= {"defense"} and not _denoises(one.attack)
         }
         # Several searches become the same attack where a defense has one of its own.
         once = {attack: name for name, attack in reversed(told.items())}
@@ -271,6 +271,12 @@ def _left_out(attack: Attack, evidence: Evidence, answers: Mapping[str, Answer])
     searched = [one.distance for name, one in answers.items() if name != CLASS_MEAN]
     lost = bool(searched) and min(searched) > BELIEVED
     return not evidence.determined or (lost and (search is not attack or any(one.likely for one in answers.values())))
+
+
+def _denoises(attack: Attack) -> bool:
+    """Whether it searches in an estimate of the update: how well that is explained cannot be compared with the others."""
+    search = search_of(attack)
+    return search is not None and bool(search.denoisers)
 
 
 def _unexplained(answer: Answer) -> float:

@@ -10,6 +10,7 @@ from adversary.base import Facts, Informed
 from adversary.informed import (
     bido,
     cells,
+    denoised,
     drop_fedsgd,
     expected,
     fedem,
@@ -107,7 +108,9 @@ def attackers(attack: Matching, defense: str, facts: Facts) -> list[Informed]:
             changed = one.change(changed)
         if changed != attack:
             informed.append(Informed(name, changed, why, tuple(grants)))
-    return informed if attack.of_text else informed + _learned(defense, facts)
+    if attack.of_text:
+        return informed
+    return informed + denoised.attackers(attack, client_defenses.build(defense), facts) + _learned(defense, facts)
 
 
 def _learned(defense: str, facts: Facts) -> list[Informed]:

@@ -1,5 +1,6 @@
 """What an attacker can do about any defense: match through what it is expected to send."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +10,8 @@ from adversary.base import AttackError, Facts
 from adversary.informed.variant import Variant, noise_proof, with_observer
 from adversary.search.observers import Observer
 from client_defenses import Chain, Defense, Memory
-from client_defenses.base import overrides
-from fl_app.core.local import Gradient
+from client_defenses.base import beyond_messages, overrides
+from fl_app.core.local import Gradient, Tensors
 from fl_app.core.observation import Observation
 
 
@@ -25,6 +26,14 @@ def protection(seen: Observation, rng: torch.Generator) -> Gradient:
     """How a client with the granted defense takes its gradient, with draws of the attacker's own and nothing remembered."""
     known = granted(seen, "learning through the defense")
     return lambda step: known.protect(step, Memory({}, rng))
+
+
+def transformation(seen: Observation, rng: torch.Generator) -> Callable[[Tensors], Tensors] | None:
+    """What the granted defense makes of a gradient, if that is all that it looks at; else None."""
+    known = granted(seen, "learning through the defense")
+    if beyond_messages(known):
+        return None
+    return lambda grads: {name: value.detach() for name, value in known.transform(grads, Memory({}, rng)).items()}
 
 
 def parts_of(defense: Defense) -> tuple[Defense, ...]:

@@ -52,11 +52,11 @@ def with_observer(attack: Matching, observer: Observer) -> Matching:
 
 def with_objective(attack: Matching, objective: Objective) -> Matching:
     """Another objective; one that is no sum of squares is left to L-BFGS where Gauss-Newton was asked for."""
-    steps = attack.optimizer if objective.squares else _by_gradients(attack)
+    steps = attack.optimizer if objective.squares else by_gradients(attack)
     return replace(attack, objective=objective, optimizer=replace(steps, solved=0.0))  # that was on the scale of another loss
 
 
-def _by_gradients(attack: Matching) -> Optimizer:
+def by_gradients(attack: Matching) -> Optimizer:
     """The optimiser of an attack, or L-BFGS in the place of Gauss-Newton, whose iterations are few and long."""
     return LBFGS() if isinstance(attack.optimizer, GaussNewton) else attack.optimizer
 
@@ -68,7 +68,7 @@ def averaged(attack: Matching, facts: Facts) -> Matching:
 
 def first_order(attack: Matching) -> Matching:
     """Signed Adam: a gradient that is passed straight through a step is not that of the loss, so no line search follows it."""
-    old = _by_gradients(attack)
+    old = by_gradients(attack)
     steps = Adam(iterations=old.iterations, restarts=old.restarts, solved=old.solved, signed=True, decay=True)
     return replace(attack, optimizer=steps)
 
@@ -89,7 +89,7 @@ def most_likely(law: Objective, facts: Facts, why: str, space: ClassGaussian | N
     """The most likely image of its class, given public examples and the log-likelihood of what was sent."""
 
     def change(attack: Matching) -> Matching:
-        steps = LBFGS(iterations=min(ITERATIONS, _by_gradients(attack).iterations))
+        steps = LBFGS(iterations=min(ITERATIONS, by_gradients(attack).iterations))
         attack = with_labels(with_objective(attack, law), "rows")
         return averaged(replace(attack, space=space or ClassGaussian(), priors=(), optimizer=steps), facts)
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from adversary.base import LEAST_PUBLIC, Attack, AttackError, Facts, Guess, Informed, Public
 from adversary.labels import infer
-from fl_app.core.local import Gradient, LocalRule, Step, Tensors, local_update
+from adversary.learned.updates import one_by_one
+from fl_app.core.local import LocalRule, Tensors
 from fl_app.core.observation import Observation, Task
 
 WEIGHTS = tuple(10.0**power for power in range(-4, 4))
@@ -33,7 +34,7 @@ class Ridge(Attack):
             raise AttackError(f"ridge rebuilds one example per update, not {seen.num_examples}")
         if len(public.x) < LEAST_PUBLIC:
             raise AttackError(f"ridge learns from at least {LEAST_PUBLIC} public examples, and there are {len(public.x)}")
-        updates = _updates(task, seen, public, rng)
+        updates = one_by_one(task, seen, public.x[:, None], public.y[:, None], rng)
         size = {name: value.square().mean().sqrt().clamp_min(1e-12) for name, value in updates.items()}
         features = torch.cat([(value / size[name]).flatten(1) for name, value in updates.items()], 1)
         found = fitted(features, public.x.flatten(1))
@@ -82,21 +83,3 @@ def fitted(features: Tensor, wanted: Tensor) -> Tensors:
     errors = [(shown @ solved(weight, last) - wanted[last:]).square().mean() for weight in WEIGHTS]
     found = solved(WEIGHTS[int(torch.stack(errors).argmin())], len(features))
     return {"map": found if few else features.T @ found, "middle": middle, "mean": mean}
-
-
-def _updates(task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
-    """What a server would see of each public example by itself, (n, *parameter shape), with the granted defense."""
-    protect = _protection(seen, rng)
-    found = []
-    for x, y in zip(public.x, public.y, strict=True):
-        update = local_update(task.model, seen.params, x[None], y[None], seen.rule, protect)
-        found.append({name: value.detach() for name, value in update.items()})
-    return {name: torch.stack([one[name] for one in found]) for name in found[0]}
-
-
-def _protection(seen: Observation, rng: torch.Generator) -> Gradient:
-    if seen.knowledge.defense is None:
-        return Step.gradient
-    from adversary.informed.expected import protection  # only informed attackers know defenses
-
-    return protection(seen, rng)

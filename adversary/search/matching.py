@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -13,6 +13,7 @@ from adversary import labels as label_inference
 from adversary import objectives
 from adversary import priors as prior_pieces
 from adversary.base import Attack, AttackError, Facts, Guess, Informed, Public
+from adversary.denoise import DENOISERS, Denoiser
 from adversary.labels import LabelRule
 from adversary.objectives import L2, Objective
 from adversary.priors import Prior
@@ -28,6 +29,8 @@ from fl_app.core.observation import Observation, Task
 from fl_app.core.seeds import generator
 from fl_app.core.spec import Named
 
+DENOISER = "denoiser "
+"""What the names of what denoisers learned begin with."""
 CONTROL = "control"
 """What the draws of a control are for."""
 
@@ -42,6 +45,8 @@ class Matching(Attack):
     labels: LabelRule = "count"
     observers: Annotated[tuple[Observer, ...], Named("observer", observer_pieces.registered)] = ()
     """What is known of the defense, in the order in which it acts."""
+    denoisers: Annotated[tuple[Denoiser, ...], Named("denoiser", lambda: DENOISERS)] = ()
+    """What takes noise off an update before labels are inferred and examples searched for, one after the other."""
     optimizer: Annotated[Optimizer, Named("optimizer", lambda: OPTIMIZERS)] = Adam()  # noqa: RUF009
     phases: Annotated[tuple[Phase, ...], Named("phase", lambda: PHASES)] = ()
     """Further searches over other spaces, one after the other, each from what the last one found."""
@@ -61,11 +66,18 @@ class Matching(Attack):
         """Whether the rounds of a client have to be attacked in one call."""
         return self.rounds > 1 or any(observer.by_client for observer in self.observers)
 
-    at_weights: ClassVar[bool] = False
+    @property
+    def at_weights(self) -> bool:  # type: ignore[override]
+        """Only what clean updates look like depends on weights."""
+        return bool(self.denoisers)
 
     @property
     def trained(self) -> bool:  # type: ignore[override]
-        """Whether its space learns from public examples first, or counts words in them."""
+        """Whether it learns from public examples first: its space, which may count words in them, or a denoiser."""
+        return bool(self.denoisers) or self._space_learns
+
+    @property
+    def _space_learns(self) -> bool:
         return self.space.trained or (isinstance(self.space, Words) and self.space.language > 0)
 
     @property
@@ -79,8 +91,15 @@ class Matching(Attack):
         return isinstance(self.space, Words)
 
     def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
-        """What the space learns; of examples alone."""
-        return self.space.learn(public, task)
+        """What the space learns, of examples alone, and the denoisers, at the weights of the round."""
+        found = self.space.learn(public, task) if self._space_learns else {}
+        for name, denoiser in self._denoisers():
+            found |= {name + key: value for key, value in denoiser.learn(task, seen, public, rng).items()}
+        return found
+
+    def _denoisers(self) -> list[tuple[str, Denoiser]]:
+        """Each denoiser with what the names of all that it learned begin with."""
+        return [(f"{DENOISER}{number}/", one) for number, one in enumerate(self.denoisers)]
 
     def informed(self, defense: str, facts: Facts) -> list[Informed]:
         """One attacker for each thing that can be done about the defense."""
@@ -101,6 +120,9 @@ class Matching(Attack):
 
     def run(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Search, and search again where classes turn out to be others; with a control where the space is generative."""
+        if self.denoisers:
+            rest = {name: value for name, value in self.learned.items() if not name.startswith(DENOISER)}
+            return replace(self, denoisers=()).taught(rest).run(self._clean(seen, streams), task, streams)
         guess = self._searched(seen, task, streams)
         knowing = replace(self, labels="given").taught(self.learned)
         for _ in range(self.recounts if self.rounds == 1 else 0):
@@ -122,6 +144,16 @@ class Matching(Attack):
             update = {name: _shuffled(value, rng) for name, value in one.update.items()}
             told.append(replace(one, update=update, knowledge=replace(one.knowledge, labels=y)))
         return knowing._searched(told, task, [generator(stream.initial_seed(), CONTROL, "search") for stream in streams]).x
+
+    def _clean(self, seen: Sequence[Observation], streams: Sequence[torch.Generator]) -> Sequence[Observation]:
+        """The observations with the estimates of the denoisers in the place of their updates."""
+        for prefix, denoiser in self._denoisers():
+            learned = {name.removeprefix(prefix): value for name, value in self.learned.items() if name.startswith(prefix)}
+            if not learned:
+                raise AttackError("a denoiser learns from public examples first, and there are none here")
+            updates = denoiser.cleaned(learned, seen, streams)
+            seen = [replace(one, update=update) for one, update in zip(seen, updates, strict=True)]
+        return seen
 
     def _searched(self, seen: Sequence[Observation], task: Task, streams: Sequence[torch.Generator]) -> Guess:
         """Attack the targets in groups that share the weights of a round."""

@@ -23,6 +23,7 @@ from fl_app.attacking.worker import InlineWorker, Worker
 from fl_app.core.machine import free_threads
 from fl_app.core.observation import Candidates, Key, Knowledge
 from fl_app.core.seeds import derive
+from fl_app.data.splits import PUBLIC
 from fl_app.experiment.assets import Assets, assets_of
 from fl_app.experiment.candidates import public_examples, read_candidates
 from fl_app.experiment.config import Experiment
@@ -238,9 +239,11 @@ class Session(CaptureSession):
 
     def learning(self) -> Learning:
         """Examples of the test split, which no client holds and no target is made of, written once per run."""
-        path = self.run.path / "public.safetensors"
+        # Who asks about members is not shown those that were held out.
+        wanted = 0 if self.built.question else self.built.public_wanted
+        path = self.run.path / ("public.safetensors" if wanted <= PUBLIC else f"public-{wanted}.safetensors")
         if not path.exists():
-            public = zip("xya", public_examples(self.assets), strict=True)
+            public = zip("xya", public_examples(self.assets, wanted), strict=True)
             save_tensors(
                 path,
                 {name: value for name, value in public if value is not None},

@@ -16,12 +16,16 @@ PUBLIC_TEXT = 20_000
 """The most rows of public text."""
 
 
-def public_examples(assets: Assets) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(x, y, attributes) of examples of the test split, which no client holds and no target is made of; or of public text."""
+def public_examples(assets: Assets, wanted: int = 0) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(x, y, attributes) of examples of the test split, which no client holds and no target is made of; or of public text.
+
+    An attack may want more than the usual number of images, up to the whole split. What is held out from an attack that asks
+    about members are test examples behind the usual ones, so that such an attack must not want more.
+    """
     text = load(assets.experiment.dataset).public
     if text is not None:
         return *text.at(torch.linspace(0, len(text) - 1, min(PUBLIC_TEXT, len(text))).long()), None
-    public = assets.splits.test.part(slice(0, PUBLIC))
+    public = assets.splits.test.part(slice(0, max(PUBLIC, wanted)))
     return *public.at(slice(None)), public.a
 
 

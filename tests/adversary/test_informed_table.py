@@ -22,6 +22,7 @@ STRAIGHT = (
     "labels='rows', observers=[expected], optimizer=adam(iterations=300, restarts=2, solved=0.1, signed=True, decay=True)"
 )
 PROOF = f"objective=cosine, priors=[tv(weight=0.03)], labels='rows', {RESCALED}"
+DENOISED = f"objective=cosine, priors=[tv(weight=0.003)], labels='rows', denoisers=[linear_gaussian({{}})], {RESCALED}"
 FEW = "499 public examples are too few to learn from"
 ALONE, BATCH = Facts(public=500), Facts(rounds=4, repeats=True, examples=2, public=500)
 
@@ -32,6 +33,7 @@ OF_ONE = {
     "dp_gaussian(scale=0.02, clip=3.0)": {
         "most likely": f"objective=noise_law(scale=0.02, clip=3.0), {ROWS}",
         "noise-proof": PROOF,
+        "denoised": DENOISED.format("noise=0.02, clip=3.0"),
         "ridge": "ridge",
     },
     "dp_gaussian(scale=0.0)": {"noise-proof": PROOF, "ridge": "ridge"},
@@ -59,10 +61,12 @@ OF_ONE = {
     "recup(eps=0)": {"ridge": "ridge"},
     "gradient_dropout(p=0.7, sigma=0.1)": {
         "": f"objective=mixture(p=0.7, sigma=0.1), priors=[tv(weight=0.3)], labels='count_rows', {RESCALED}",
+        "denoised": DENOISED.format("kept=0.7, decoy=0.1"),
         "ridge": "ridge",
     },
     "gradient_dropout(p=0.6, sigma='match')": {
         "": f"objective=mixture(p=0.6), priors=[tv(weight=0.3)], labels='count_rows', {RESCALED}",
+        "denoised": DENOISED.format("kept=0.6"),
         "ridge": "ridge",
     },
     "latent_perturbation": {
@@ -130,10 +134,12 @@ OF_BATCHES = {
     "dp_laplace(scale=0.02)": {
         "most likely": f"objective=noise_law(scale=0.005, clip=1.0, law='laplace'), {ROWS}, rounds=4",
         "noise-proof": f"{PROOF}, rounds=4",
+        "denoised": DENOISED.format("noise=0.028284271247461905, clip=1.0"),
     },
     "dp_sgd(noise=0.8, clip=3.0)": {  # of a sum over two, half
         "most likely": f"objective=noise_law(scale=0.6000000000000001, clip=3.0), {ROWS}, rounds=4",
         "noise-proof": f"{PROOF}, rounds=4",
+        "denoised": DENOISED.format("noise=1.2000000000000002, clip=3.0"),
     },
     "fedem(rho_max=0.5)": {"replay": f"observers=[replay], {ASKED}", "common": f"observers=[common(rho=0.5)], {ASKED}"},
     "instahide": {"": f"labels='joint', {ASKED}"},

@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 import adversary
 import client_defenses
 from adversary import objectives, priors
+from adversary.denoise import DENOISERS
 from adversary.objectives import L2
 from adversary.search import observers
 from adversary.search.optimizers import OPTIMIZERS
@@ -18,6 +19,7 @@ from helpers.paths import ROOT
 REGISTRIES = {
     "attack": adversary.ATTACKS,
     "defense": client_defenses.DEFENSES,
+    "denoiser": DENOISERS,
     "objective": objectives.registered(),
     "observer": observers.registered(),
     "optimizer": OPTIMIZERS,
@@ -26,7 +28,16 @@ REGISTRIES = {
 }
 TABLE = [line.split(" ", 2) for line in (ROOT / "tests" / "golden" / "settings.txt").read_text().splitlines()]
 NEEDED = {"alpha": 0.4, "bits": 2, "epochs": 2, "eps": 1.0, "layers": (), "number": 2, "objective": L2(), "p": 0.5}
-NEEDED |= {"space": Pixels(), "column": "kind", "value": "a", "rho": 1.0, "scale": 0.1, "sigma": 0.5, "weight": 1.0}
+NEEDED |= {
+    "column": "kind",
+    "value": "a",
+    "noise": 0.1,
+    "rho": 1.0,
+    "scale": 0.1,
+    "sigma": 0.5,
+    "space": Pixels(),
+    "weight": 1.0,
+}
 NAMED = sorted((kind, name) for kind, found in REGISTRIES.items() for name in found)
 
 
