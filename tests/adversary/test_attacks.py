@@ -26,7 +26,7 @@ from helpers.attacks import attack, digits, informed, psnr, seen_of
 
 QUICK = {
     "ci_net": "ci_net(iterations=100, lr=0.02, channels=4)",
-    "ci_net_lbfgs": "ci_net_lbfgs(iterations=40, channels=8)",
+    "ci_net_lbfgs": "ci_net_lbfgs(iterations=40, channels=8, seeds=2, refined=9)",
     "coarse_to_fine": "coarse_to_fine(coarsest=4, finest=1, iterations=50)",
     "cosine_lbfgs": "cosine_lbfgs(iterations=150)",
     "dlg": "dlg(iterations=300, restarts=1)",
