@@ -6,6 +6,7 @@ They may import `fl_app.core`, `fl_app.models` and `fl_app.store` only, and so c
 from collections.abc import Callable
 
 from adversary.base import Attack, AttackError, Belief, Facts, Guess, Informed, Public
+from adversary.coarse import ROG, CoarseToFine
 from adversary.exact.cocktail import CocktailParty
 from adversary.exact.fishing import FishingReadout
 from adversary.exact.imprint import ImprintReadout
@@ -29,19 +30,8 @@ from adversary.learned.lti import LTI
 from adversary.learned.mjolnir import Mjolnir
 from adversary.learned.ridge import Ridge
 from adversary.local_steps import SME, Epochwise
-from adversary.presets import (
-    DLG,
-    IDLG,
-    ROG,
-    CINet,
-    CINetLBFGS,
-    CoarseToFine,
-    CosineLBFGS,
-    GaussNewton,
-    GradInversion,
-    InvertingGradients,
-    RowSearch,
-)
+from adversary.networks import CINet, CINetLBFGS
+from adversary.presets import DLG, IDLG, CosineLBFGS, GaussNewton, GradInversion, InvertingGradients, RowSearch
 from adversary.search.matching import Matching
 from adversary.standard import Standard
 from adversary.text.bag_of_words import BagOfWords

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adversary.objectives import TINY, Masked
+from adversary.entries import Masked
+from adversary.objectives import TINY
 from fl_app.core.local import Tensors
 
 

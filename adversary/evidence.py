@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from adversary.base import Attack, Guess
-from adversary.objectives import Cosine, Ignoring, Masked, Objective, Relative
+from adversary.entries import Ignoring, Masked
+from adversary.objectives import Cosine, Objective, Relative
 from adversary.presets import Preset
 from adversary.search.matching import Matching
 from adversary.spaces.untrained import Untrained

@@ -3,10 +3,8 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
-from pydantic import Field
 
 from adversary.base import Attack, Facts, Guess, Informed
 from adversary.labels import LabelRule
@@ -14,13 +12,9 @@ from adversary.objectives import Cosine, Relative
 from adversary.priors import BatchNorm, Box, Group, Norm, TotalVariation, Weight
 from adversary.search import optimizers
 from adversary.search.matching import Matching
-from adversary.search.optimizers import LBFGS, Adam, Count, Optimizer, Rate
-from adversary.search.phases import Phase
+from adversary.search.optimizers import LBFGS, Adam, Count, Rate
 from adversary.spaces.cells import Cells
-from adversary.spaces.contrast import Contrast
-from adversary.spaces.lowres import Factor, LowResolution
 from adversary.spaces.pixels import Init, Pixels
-from adversary.spaces.untrained import Channels, Untrained
 from fl_app.core.local import LocalRule
 from fl_app.core.observation import Observation, Task
 
@@ -203,131 +197,3 @@ class GradInversion(Preset):
             optimizer=Adam(iterations=self.iterations, lr=self.lr),
             seeds=self.seeds,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ROG(Preset):
-    """ROG's search (Yue et al. 2023): squared L2 over small images under Adam 0.05, here released to all pixels at the end.
-
-    Without the paper's networks that clean what was found, and with step decay where it has a cosine.
-    """
-
-    factor: Factor = 4
-    """Pixels on a side that are one of the small image."""
-    lr: Rate = 0.05
-    iterations: Count = 100
-    release: Count = 50  # ours
-    """Further steps, over all pixels."""
-
-    def matching(self) -> Matching:
-        """L2 over small images, then over pixels."""
-        return Matching(
-            space=LowResolution(factor=self.factor),
-            labels=self.labels,
-            optimizer=Adam(iterations=self.iterations, lr=self.lr, decay=True),
-            phases=(Phase(space=Pixels(), optimizer=Adam(iterations=self.release, lr=self.lr, decay=True)),),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoarseToFine(Preset):
-    """Ours, for large photos and smooth networks: the relative distance under L-BFGS, over small images, then larger ones.
-
-    Networks that normalise do not show an image's contrast, which is held at that of public photos (space contrast).
-    docs/high-resolution.md says on what it was chosen.
-    """
-
-    tv: Weight = 0.03
-    coarsest: Factor = 16
-    """Pixels on a side that are one at first; halved from phase to phase."""
-    finest: Factor = 2
-    """Pixels on a side that are one at last; 1: all pixels."""
-    iterations: Count = 100
-    """Steps of each phase."""
-
-    def matching(self) -> Matching:
-        """The relative distance over one size after the other."""
-        factors = [max(self.coarsest, self.finest)]
-        while factors[-1] > self.finest:
-            factors.append(max(factors[-1] // 2, self.finest))
-        first, *others = (Contrast(space=LowResolution(factor=factor, boxed=False)) for factor in factors)
-        return Matching(
-            objective=Relative(),
-            space=first,
-            priors=(TotalVariation(weight=self.tv),) if self.tv else (),
-            labels=self.labels,
-            optimizer=LBFGS(iterations=self.iterations),
-            phases=tuple(Phase(space=space, optimizer=LBFGS(iterations=self.iterations)) for space in others),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverNetworks(Preset):
-    """The cosine over the weights of untrained networks in place of pixels."""
-
-    iterations: Count = 250
-    seeds: Count = 1
-    channels: Channels = 0
-    tries: Count = 1
-    """Untrained networks of which the search starts from the one that explains the update best, a forward pass each."""
-    compiled: bool = False
-
-    @abstractmethod
-    def optimizer(self) -> Optimizer:
-        """What moves the weights."""
-
-    def matching(self) -> Matching:
-        """Cosine over networks."""
-        return Matching(
-            objective=Cosine(),
-            space=Untrained(channels=self.channels),
-            labels=self.labels,
-            optimizer=self.optimizer(),
-            phases=self.phases(),
-            seeds=self.seeds,
-            at_once=16,  # each has a network of its own
-            compiled=self.compiled,
-        )
-
-    def phases(self) -> tuple[Phase, ...]:
-        """What is searched after the networks."""
-        return ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class CINet(OverNetworks):
-    """CI-Net (Zhang et al. 2023): cosine, the weights of an untrained network in place of pixels, signed Adam 0.001.
-
-    What such a network draws easily is smooth and has edges, which decides where an update has fewer equations than the
-    batch has pixels. For smooth activations; the paper's are sigmoids.
-    """
-
-    lr: Rate = 1e-3
-    iterations: Count = 2000
-
-    def optimizer(self) -> Optimizer:
-        """Adam on the sign of the gradient."""
-        return Adam(iterations=self.iterations, lr=self.lr, signed=True, tries=self.tries)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CINetLBFGS(OverNetworks):
-    """Ours: several networks of CI-Net under L-BFGS, and a few steps on the pixels of their mean.
-
-    Where other images explain an update as well, each network errs in a way of its own: the mean of four is a decibel nearer
-    to the truth than one of them, and a few steps on pixels make it explain the update again.
-    """
-
-    # Chosen on 4 batches of 8 CIFAR-10 images (the first of the test part, network seeds 1 and 2), LeNet: docs/results.
-    seeds: Count = 4
-    refined: Annotated[int, Field(ge=0, le=10**9)] = 150
-    """Steps on pixels in the end; 0: the best of the networks answers alone."""
-
-    def optimizer(self) -> Optimizer:
-        """L-BFGS."""
-        return LBFGS(iterations=self.iterations, tries=self.tries)
-
-    def phases(self) -> tuple[Phase, ...]:
-        """Pixels."""
-        steps = LBFGS(iterations=self.refined or 1)
-        return (Phase(space=Pixels(boxed=False), optimizer=steps, pooled=True),) if self.refined else ()

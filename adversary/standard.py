@@ -18,7 +18,8 @@ from adversary.exact.peeling import Peeling
 from adversary.exact.readout import ReadOut
 from adversary.exact.spear import Spear
 from adversary.labels import LabelRule, infer
-from adversary.presets import CINetLBFGS, CosineLBFGS, GaussNewton, InvertingGradients, RowSearch
+from adversary.networks import CINetLBFGS
+from adversary.presets import CosineLBFGS, GaussNewton, InvertingGradients, RowSearch
 from adversary.priors import total_variation
 from adversary.search import optimizers
 from adversary.search.optimizers import Count

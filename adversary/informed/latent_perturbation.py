@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from adversary.base import AttackError, Facts
+from adversary.entries import Ignoring
 from adversary.informed.expected import granted, parts_of
 from adversary.informed.variant import Variant, with_objective, with_observer, with_tv
 from adversary.labels import last_layer, last_weight
-from adversary.objectives import TINY, Ignoring
+from adversary.objectives import TINY
 from adversary.search.matching import Matching
 from adversary.search.observers import Observer
 from client_defenses.latent_perturbation import LatentPerturbation

@@ -8,9 +8,10 @@ from pydantic import Field
 from torch import Tensor
 
 from adversary.base import Facts
+from adversary.entries import Ignoring
 from adversary.informed.variant import PRIOR, Variant, averaged, most_likely, with_objective, with_tv
 from adversary.labels import last_weight
-from adversary.objectives import TINY, Cosine, Ignoring, Objective
+from adversary.objectives import TINY, Cosine, Objective
 from adversary.search.matching import Matching
 from client_defenses.ldpm import LDPM
 from fl_app.core.local import Tensors

@@ -1,8 +1,8 @@
 """Soteria: what it hides are columns of one layer's weight."""
 
 from adversary.base import Facts
+from adversary.entries import Ignoring, Masked
 from adversary.informed.variant import Variant, with_objective
-from adversary.objectives import Ignoring, Masked
 from client_defenses.soteria import Soteria
 
 

@@ -1,8 +1,8 @@
 """Defenses that send some entries as they are and zeros for the rest: prune, mask."""
 
 from adversary.base import Facts
+from adversary.entries import Masked
 from adversary.informed.variant import Variant, with_labels, with_objective
-from adversary.objectives import Masked
 from adversary.search.matching import Matching
 from client_defenses import Defense
 

@@ -18,11 +18,12 @@ from adversary.labels import LabelRule
 from adversary.objectives import L2, Objective
 from adversary.priors import Prior
 from adversary.search import observers as observer_pieces
+from adversary.search.comparison import Target
 from adversary.search.footprint import SMALL, most_at_once
 from adversary.search.observers import Observer
 from adversary.search.optimizers import OPTIMIZERS, Adam, Count, Optimizer
 from adversary.search.phases import PHASES, Phase
-from adversary.search.problem import Problem, Target
+from adversary.search.problem import Problem
 from adversary.spaces import SPACES, Parametrisation, Pixels, Words
 from fl_app.core.local import LocalRule, Tensors
 from fl_app.core.observation import Observation, Task

@@ -23,6 +23,7 @@ class Explained(NamedTuple):
 SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 MEANINGS = {
     "activation": "activation function",
+    "batch": "examples in a step of learning",
     "beta1": "how much of the mean gradient is kept from step to step",
     "beta2": "how much of the mean squared gradient is kept from step to step",
     "bits": "bits per entry",
@@ -33,11 +34,13 @@ MEANINGS = {
     "dim": "width of the tokens",
     "drop": "what the learning rate is multiplied by at each round of drop_at",
     "drop_at": "rounds at which the learning rate drops",
+    "epochs": "passes over what is learned from, at the most",
     "freeze": "word and position tables are not trained",
     "grey": "take the images as grey",
     "group": "weight of pulling several seeds together",
     "head": "what the last layer predicts: a class of the text, or each next word",
     "heads": "heads of the attention",
+    "hidden": "neurons of each hidden layer",
     "init": "where the search starts",
     "iterations": "steps of the search",
     "kind": "which of its data sets",

@@ -7,9 +7,10 @@ import torch
 
 import client_defenses
 from adversary.base import Guess
+from adversary.entries import Ignoring, Masked
 from adversary.evidence import CERTAIN, Evidence, determined, measured
-from adversary.objectives import Cosine, Ignoring, Masked, Relative
-from adversary.presets import CINetLBFGS
+from adversary.networks import CINetLBFGS
+from adversary.objectives import Cosine, Relative
 from adversary.search.matching import Matching
 from adversary.spaces.gaussian import ClassGaussian
 from adversary.standard import Standard

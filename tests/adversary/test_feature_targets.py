@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from adversary import AttackError
+from adversary.entries import Partial
 from adversary.exact.features import inputs_of
 from adversary.feature_targets import FeatureTargets, features_of
-from adversary.objectives import L2, Cosine, Partial, Relative
+from adversary.objectives import L2, Cosine, Relative
 from adversary.priors import Scene
 from fl_app import models
 from fl_app.core.local import LocalRule, local_update

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adversary import AttackError, Facts, build, objectives, priors
+from adversary import AttackError, Facts, build, entries, objectives, priors
 from adversary.informed.gradient_dropout import Mixture
 from adversary.search.gauss_newton import BatchedGaussNewton
 from adversary.search.optimizers import GaussNewton
@@ -13,9 +13,9 @@ from helpers.attacks import attack, digits, seen_of
 
 OBJECTIVES = {
     "cosine": objectives.Cosine(),
-    "ignoring": objectives.Ignoring(objective=objectives.L2(), layers=("b",)),
+    "ignoring": entries.Ignoring(objective=objectives.L2(), layers=("b",)),
     "l2": objectives.L2(),
-    "masked": objectives.Masked(objective=objectives.Relative()),
+    "masked": entries.Masked(objective=objectives.Relative()),
     "relative": objectives.Relative(),
 }
 PRIORS = {"box": priors.Box(weight=1.0), "norm": priors.Norm(weight=1.0), "tv": priors.TotalVariation(weight=1.0)}

@@ -8,11 +8,12 @@ import torch
 import adversary
 import client_defenses
 from adversary import AttackError, Matching
+from adversary.entries import Ignoring, Masked
 from adversary.informed import INFORMED
 from adversary.informed.fedem import Common
 from adversary.informed.refiner import Unblend, cleaned
 from adversary.labels import infer
-from adversary.objectives import Ignoring, Masked, Shell, cosine, robust
+from adversary.objectives import Shell, cosine, robust
 from adversary.search.optimizers import Adam
 from client_defenses import Memory
 from client_defenses.tools import evaluator as evaluation

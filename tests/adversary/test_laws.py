@@ -7,11 +7,12 @@ import torch
 from torch.distributions import Laplace, Normal
 from torch.nn import functional as F
 
+from adversary.entries import Masked
 from adversary.informed.cells import Grid, Pruned, Signs
 from adversary.informed.drop_fedsgd import DROPPED, Dropped, KeptOrDropped, off_rank_one
 from adversary.informed.gradient_dropout import Mixture
 from adversary.informed.noise import NoiseLaw
-from adversary.objectives import L2, Cosine, Masked, Relative, WrongSigns, cosine, robust
+from adversary.objectives import L2, Cosine, Relative, WrongSigns, cosine, robust
 from fl_app.core.local import LocalRule
 from fl_app.core.observation import Observation, Task
 from fl_app.core.space import Images

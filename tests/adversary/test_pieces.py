@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from adversary import AttackError
-from adversary.objectives import L2, Cosine, Ignoring, Masked, Robust, Shell, cosine, robust, squared_l2
+from adversary.entries import Ignoring, Masked
+from adversary.objectives import L2, Cosine, Robust, Shell, cosine, robust, squared_l2
 from adversary.priors import BatchNorm, Group, Norm, Prior, Scene, TotalVariation
 from fl_app.core.observation import Knowledge
 from fl_app.models.statistics import batchnorm_statistics

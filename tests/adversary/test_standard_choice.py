@@ -7,7 +7,8 @@ import torch
 
 from adversary.evidence import Answer, Evidence
 from adversary.learned.ridge import Ridge
-from adversary.presets import CINetLBFGS, CosineLBFGS, GaussNewton
+from adversary.networks import CINetLBFGS
+from adversary.presets import CosineLBFGS, GaussNewton
 from adversary.standard import CLASS_MEAN, Standard, _left_out
 from helpers.attacks import digits, seen_of
 
