@@ -64,6 +64,7 @@ MEANINGS = {
     "scope": "over what it is computed: see the choices",
     "seeds": "searches side by side",
     "signed": "steps along the sign of the gradient",
+    "sketch": "numbers that an update is hashed to",
     "solved": "objective at which a target counts as found",
     "sigma": "standard deviation of the noise, or of the kernel",
     "size": "side of the images in pixels",
