@@ -147,8 +147,9 @@ def _leak(attacker: Attacker | None, metric: str, measure: Measure) -> Entry:
     if control.mean is None:
         return entry
     beside = leak_entry(control, measure)
-    small = "; ".join(text for text in (entry.small, f"control {beside.text} {beside.small}".rstrip()) if text)
-    return entry._replace(small=small, style=entry.style if attacker.leaks(metric, measure) else "")
+    small = "; ".join(text for text in (entry.small, f"control {beside.text}") if text)
+    hint = f"{entry.hint}; control {beside.text} {beside.small}".rstrip()
+    return entry._replace(small=small, hint=hint, style=entry.style if attacker.leaks(metric, measure) else "")
 
 
 def _targets(measures: Mapping[str, Measure], one: Condition) -> Entry:
