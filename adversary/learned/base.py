@@ -22,9 +22,12 @@ class Decoding(Attack, ABC):
 
     trained: ClassVar[bool] = True
     hidden: Annotated[int, Field(ge=1, le=2**14)] = 1024  # LTI: 3,000; ours for two cores
+    """Width of both hidden layers of the network."""
     epochs: Annotated[int, Field(ge=0, le=10_000)] = 6  # LTI: 200; here it stops once it no longer helps
+    """The most rounds of learning over all public examples; 0: lines alone."""
     lr: Rate = 3e-4  # LTI: 1e-4 for many more epochs
     batch: Count = 256
+    """Updates in a step of learning."""
     flips: bool = True
     """Whether mirrored images are learned from, too (ours): not for digits."""
     public: Annotated[int, Field(ge=LEAST_PUBLIC, le=10**6)] = 10_000

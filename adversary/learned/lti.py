@@ -33,6 +33,7 @@ class LTI(Decoding):
     """
 
     sketch: Annotated[int, Field(ge=16, le=2**17)] = 4096  # the paper: half of the entries or fewer
+    """How many numbers an update is hashed to."""
 
     def learn(self, task: Task, seen: Observation, public: Public, rng: torch.Generator) -> Tensors:
         """A sketch of updates, and from there the examples."""
