@@ -38,7 +38,7 @@ def test_captures_of_a_foreign_model_are_attacked(theirs):
     out, text = go(theirs)
     found = guesses(out)
     assert out == theirs / "attacks"
-    for (x, y, _, notes, _), image, client in zip(found, images, range(2), strict=True):
+    for (x, y, _, notes, *_), image, client in zip(found, images, range(2), strict=True):
         assert y.tolist() == [client]
         assert (x[0] - image).square().mean() < 1e-2
         assert notes["ledger"] == "nothing beyond the protocol"
