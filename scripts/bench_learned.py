@@ -4,7 +4,7 @@
     .venv/bin/python scripts/bench_learned.py lti                          # against who searches, undefended and under defenses
     .venv/bin/python scripts/bench_learned.py lti --only sign --network 77,78
     .venv/bin/python scripts/bench_learned.py denoisers                    # cosine to the true gradient, and PSNR
-    .venv/bin/python scripts/bench_learned.py fgla                         # batches of 8, distinct labels and as they come
+    .venv/bin/python scripts/bench_learned.py fgla                         # batches of 8, as they come
     .venv/bin/python scripts/bench_learned.py lti --first 30000 --network 3    # where settings were chosen
 
 Targets are training images; public examples are test images, as in a run. Labels are inferred. A row that is in the file of
