@@ -177,14 +177,15 @@ class Matching(Attack):
 
     def _solved(self, targets: list[Target], task: Task, streams: list[torch.Generator], classes: list[Tensor] | None) -> Guess:
         """The search over all phases: of those the answer that explains an update best."""
-        problem = Problem(self, targets, task, streams, classes)
-        best = found = problem.solve()
-        for phase in self.phases:
-            search = replace(self, space=phase.space, optimizer=phase.optimizer, phases=(), seeds=1)
-            search = search.taught(self.learned)
-            problem, before = Problem(search, targets, task, streams, classes), problem
+        searches = [replace(self, space=one.space, optimizer=one.optimizer, phases=(), seeds=1) for one in self.phases]
+        problems = [Problem(one.taught(self.learned), targets, task, streams, classes) for one in searches]
+        for one in problems:
+            one.check_phase()  # now, and not when the searches before it are done
+        before = Problem(self, targets, task, streams, classes)
+        best = found = before.solve()
+        for phase, problem in zip(self.phases, problems, strict=True):
             found = problem.after(before, found, pooled=phase.pooled).solve()
-            best = found.where_better(best)
+            best, before = found.where_better(best), problem
         return best.guess
 
     def _at_once(self, seen: Sequence[Observation], task: Task) -> int:

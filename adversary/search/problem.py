@@ -38,10 +38,14 @@ class Problem(Comparison):
         super().__init__(attack, targets, task, streams, classes)
         self._start: Tensors = {}
 
-    def after(self, before: Problem, found: Found, *, pooled: bool = False) -> Problem:
-        """The same, to be started from what a search over another space found."""
+    def check_phase(self) -> None:
+        """Refuse to be a phase where the space cannot start from another one."""
         if not isinstance(self.space, Continuing):
             raise AttackError(f"{text_of(self.attack.space, {})} cannot start from another space: it is no phase")
+
+    def after(self, before: Problem, found: Found, *, pooled: bool = False) -> Problem:
+        """The same, to be started from what a search over another space found."""
+        assert isinstance(self.space, Continuing)
         kept = {name: value for name, value in found.variables.items() if name not in of_space(found.variables)}
         with torch.no_grad():
             self._start = {**self.space.continued(of_space(found.every if pooled else found.variables), before.space), **kept}

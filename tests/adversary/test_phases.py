@@ -13,6 +13,7 @@ from adversary.search.found import Found
 from adversary.search.matching import Matching
 from adversary.search.optimizers import LBFGS, Adam
 from adversary.search.phases import Phase
+from adversary.search.problem import Problem
 from adversary.spaces import Pixels
 from adversary.spaces.base import Free, Parametrisation
 from fl_app.core.spec import SpecError
@@ -90,7 +91,8 @@ def test_a_phase_is_the_same_alone_and_after_it_was_broken_off(tmp_path):
     assert torch.equal(again.x, together.x)
 
 
-def test_a_space_that_cannot_continue_is_refused():
+def test_a_space_that_cannot_continue_is_refused_before_anything_is_searched(monkeypatch):
+    monkeypatch.setattr(Problem, "solve", lambda self: pytest.fail("it was searched before that was said"))
     with pytest.raises(AttackError, match="cannot start from another space"):
         ran(phases=(Phase(space=Flat(), optimizer=FLAT),))
     with pytest.raises(SpecError, match="leave restarts"):
